@@ -1,0 +1,61 @@
+"""Every exception of the package.
+
+Handlers raise ``Retry`` and ``PermanentError`` to say how an attempt ends. The rest is raised by us. Nothing
+here imports anything of the package, so that any module may raise anything.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class PgQueueError(Exception):
+    """The base of all of them."""
+
+
+class Retry(PgQueueError):
+    """Raised by a handler: this attempt failed, try again.
+
+    ``delay`` (seconds or a timedelta, at least 0) replaces the task's backoff for this one time: pass a
+    server's ``Retry-After`` here. The attempt is charged; on the last one the job is ``dead``.
+    """
+
+    def __init__(self, message: str = "", *, delay: float | timedelta | None = None) -> None:
+        super().__init__(message)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        # A comparison that NaN fails too.
+        if seconds is not None and not 0 <= seconds <= MAX_DELAY:
+            raise ValueError(f"Retry(delay={delay!r}): give 0 to {MAX_DELAY} seconds.")
+        self.delay: float | None = seconds
+
+
+class PermanentError(PgQueueError):
+    """Raised by a handler: no further attempt can succeed. The job is ``failed`` at once."""
+
+
+class JobCancelled(PgQueueError):
+    """A person cancelled the job while this attempt was running."""
+
+
+class LeaseLost(PgQueueError):
+    """The job no longer belongs to this attempt: its lease expired and it was given to another."""
+
+
+class JobTimeout(PgQueueError):
+    """The attempt ran longer than its task's ``timeout``."""
+
+
+class InvalidPayload(PgQueueError, ValueError):
+    """Arguments or a result that cannot be stored as JSON, or no longer fit the task. Names the path."""
+
+
+class InvalidOption(PgQueueError, ValueError):
+    """An option of a task or of one enqueue that is out of its range. Says what is allowed."""
+
+
+class TaskNotFound(PgQueueError, LookupError):
+    """No task can be imported from this path in this process."""
+
+
+MAX_DELAY = 366 * 24 * 3600
+"""The longest wait, in seconds, that a ``Retry`` or a backoff may ask for: beyond it a typo is likelier."""
