@@ -1,0 +1,282 @@
+"""The tables: one for jobs, and small companions.
+
+Nothing here writes a job: that is ``transitions.py`` alone. The querysets only read. The database repeats the
+law as CHECKs, and every column says in the database what it holds. No column is compared with a clock other
+than the database's ``statement_timestamp()``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db import models
+from django.db.models import F, Q, Value
+from django.db.models.functions import Now
+from django.utils.translation import gettext_lazy as _
+
+from .states import FINISHED, WAITING, State
+
+MAX_PRIORITY = 100
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    """Readings of the job table, each along one index."""
+
+    def ready(self, queue_name: str) -> JobQuerySet:
+        """The queued jobs of one queue, in the order in which they are claimed."""
+        return self.filter(queue_name=queue_name, state=State.QUEUED).order_by(F("priority").desc(), "run_after", "id")
+
+    def waiting(self) -> JobQuerySet:
+        """Jobs whose time has not come, or has just come; the earliest first."""
+        return self.filter(state__in=WAITING).order_by("run_after")
+
+    def due(self) -> JobQuerySet:
+        """Jobs that wait although their time has come."""
+        return self.waiting().filter(run_after__lte=Now())
+
+    def running(self) -> JobQuerySet:
+        return self.filter(state=State.RUNNING)
+
+
+class Job(models.Model):
+    """One request to run a task: a row that the verbs of ``transitions`` move from state to state."""
+
+    id = models.BigAutoField(primary_key=True)
+    task = models.CharField(_("task"), max_length=255, db_comment="Import path of the task, e.g. shop.tasks.charge")
+    queue_name = models.CharField(_("queue"), max_length=63, db_default="default", db_comment="Its queue")
+    priority = models.SmallIntegerField(_("priority"), db_default=0, db_comment="-100 to 100, higher is claimed first")
+    state = models.CharField(
+        _("state"),
+        max_length=9,
+        choices=[(s.value, s.value) for s in State],
+        db_default=State.QUEUED.value,
+        db_comment="scheduled, queued, running, retrying, succeeded, failed, dead or cancelled",
+    )
+    args = models.JSONField(
+        _("arguments"),
+        db_default=Value([], models.JSONField()),
+        db_comment="Positional arguments, a JSON array",
+    )
+    kwargs = models.JSONField(
+        _("keywords"), db_default=Value({}, models.JSONField()), db_comment="Keyword arguments, a JSON object"
+    )
+    run_after = models.DateTimeField(
+        _("run after"),
+        db_default=Now(),
+        db_comment="Not before this moment. Of a job cancelled while it ran: when its lease would have ended",
+    )
+    enqueued_at = models.DateTimeField(_("enqueued at"), db_default=Now(), db_comment="When the job was made")
+    started_at = models.DateTimeField(_("started at"), null=True, db_comment="When the latest attempt was claimed")
+    finished_at = models.DateTimeField(
+        _("finished at"), null=True, db_comment="When it reached a final state, else null"
+    )
+    prune_after = models.DateTimeField(
+        _("prune after"), null=True, db_comment="When the finished row may be deleted; null: never"
+    )
+    attempts = models.PositiveIntegerField(
+        _("attempts"), db_default=0, db_comment="Attempts charged since it was enqueued or requeued"
+    )
+    max_attempts = models.PositiveIntegerField(
+        _("max attempts"), db_default=5, db_comment="After so many failed attempts it is dead"
+    )
+    backoff = models.JSONField(
+        _("backoff"),
+        db_default=Value({}, models.JSONField()),
+        db_comment="base, factor and cap, in seconds, of the wait between attempts",
+    )
+    fencing_token = models.BigIntegerField(
+        _("fencing token"),
+        db_default=0,
+        db_comment="Plus one at every claim; a write with an older one is void",
+    )
+    lease_expires_at = models.DateTimeField(
+        _("lease expires at"),
+        null=True,
+        db_comment="The running attempt is given up after this; null: not running",
+    )
+    worker_id = models.CharField(
+        _("worker"),
+        max_length=120,
+        null=True,
+        db_comment="Worker of the latest attempt",
+    )
+    idempotency_key = models.CharField(
+        _("idempotency key"), max_length=200, null=True, db_comment="At most one row per task and key"
+    )
+    parked_at = models.DateTimeField(
+        _("parked at"),
+        null=True,
+        db_comment="When a worker first gave it back because it does not know the task; null: known",
+    )
+    progress = models.JSONField(_("progress"), null=True, db_comment="fraction and message, as of the last heartbeat")
+    result = models.JSONField(_("result"), null=True, db_comment="What the handler returned")
+    history = models.JSONField(
+        _("history"),
+        db_default=Value([], models.JSONField()),
+        db_comment="One object per failed attempt: attempt, worker, started_at, ended_at, kind, error_type, "
+        "message, traceback. The first and the newest are kept",
+    )
+    label = models.CharField(
+        _("label"), max_length=200, db_default="", db_comment="A short text for people, made at enqueue"
+    )
+
+    objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()  # type: ignore[assignment]
+
+    class Meta:
+        db_table = "pgqueue_job"
+        verbose_name = _("job")
+        verbose_name_plural = _("jobs")
+        default_permissions = ("view", "delete")
+        permissions = [
+            ("view_job_payload", "Can view the arguments, result and errors of jobs"),
+            ("requeue_job", "Can send finished jobs back to their queue"),
+            ("cancel_job", "Can cancel jobs"),
+            ("view_dashboard", "Can view the dashboard and the metrics of the queue"),
+        ]
+        # Few, and each over the rows of some states only: a job that moves on leaves the index, so that none
+        # of them grows with what is finished or far ahead. lease_expires_at is in none of them, neither as a
+        # key nor in a predicate: heartbeats stay HOT (tests/verbs/test_plans.py).
+        indexes = [
+            models.Index(
+                F("queue_name"),
+                F("priority").desc(),
+                F("run_after"),
+                F("id"),
+                condition=Q(state=State.QUEUED.value),
+                name="pgqueue_job_ready",
+            ),
+            models.Index(
+                fields=["run_after"],
+                condition=Q(state__in=[s.value for s in WAITING]),
+                name="pgqueue_job_waiting",
+            ),
+            models.Index(
+                fields=["worker_id", "id"],
+                condition=Q(state=State.RUNNING.value),
+                name="pgqueue_job_running",
+            ),
+            models.Index(
+                fields=["task", "id"],
+                condition=Q(state=State.SCHEDULED.value, parked_at__isnull=False),
+                name="pgqueue_job_parked",
+            ),
+            models.Index(
+                fields=["state", "-id"],
+                condition=Q(state__in=[State.FAILED.value, State.DEAD.value]),
+                name="pgqueue_job_broken",
+            ),
+            models.Index(
+                fields=["prune_after"],
+                condition=Q(prune_after__isnull=False),
+                name="pgqueue_job_prunable",
+            ),
+        ]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["task", "idempotency_key"],
+                condition=Q(idempotency_key__isnull=False),
+                name="pgqueue_job_key",
+            ),
+            models.CheckConstraint(condition=Q(state__in=[s.value for s in State]), name="pgqueue_job_state_known"),
+            models.CheckConstraint(
+                condition=Q(state=State.RUNNING.value, lease_expires_at__isnull=False)
+                | (~Q(state=State.RUNNING.value) & Q(lease_expires_at__isnull=True)),
+                name="pgqueue_job_running_is_leased",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=[s.value for s in FINISHED], finished_at__isnull=False)
+                | (~Q(state__in=[s.value for s in FINISHED]) & Q(finished_at__isnull=True)),
+                name="pgqueue_job_finished_at",
+            ),
+            models.CheckConstraint(
+                condition=Q(priority__gte=-MAX_PRIORITY, priority__lte=MAX_PRIORITY),
+                name="pgqueue_job_priority_range",
+            ),
+            models.CheckConstraint(condition=Q(attempts__gte=0, max_attempts__gte=1), name="pgqueue_job_attempts"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.task} #{self.pk}"
+
+
+class Worker(models.Model):
+    """One worker process, for people to look at. Recovery never depends on this row."""
+
+    id = models.CharField(primary_key=True, max_length=120, db_comment="Its name and eight random hex digits")
+    name = models.CharField(_("name"), max_length=100, db_comment="--name, or host:pid")
+    host = models.CharField(_("host"), max_length=255, db_comment="Host name")
+    pid = models.BigIntegerField(_("process"), db_comment="Process id on that host")
+    queues = models.JSONField(_("queues"), default=list, db_comment="Queues that it was told to take; []: all")
+    concurrency = models.PositiveIntegerField(_("slots"), db_comment="Jobs that it runs at the same time")
+    running = models.PositiveIntegerField(
+        _("running"), db_default=0, db_comment="Jobs that it ran at the last heartbeat"
+    )
+    lease_seconds = models.FloatField(_("lease"), db_comment="Length of its leases")
+    started_at = models.DateTimeField(_("started at"), db_default=Now(), db_comment="When it registered")
+    heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now(), db_comment="Its last heartbeat")
+
+    class Meta:
+        db_table = "pgqueue_worker"
+        verbose_name = _("worker")
+        verbose_name_plural = _("workers")
+        default_permissions = ("view",)
+        indexes = [models.Index(fields=["heartbeat_at"], name="pgqueue_worker_heartbeat")]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class Chore(models.Model):
+    """Housekeeping that some worker does when it is due: whoever advances ``due_at`` does it once."""
+
+    name = models.CharField(primary_key=True, max_length=40, db_comment="reap, promote, ...")
+    due_at = models.DateTimeField(db_default=Now(), db_comment="When it is to be done next")
+
+    class Meta:
+        db_table = "pgqueue_chore"
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class CountsField(models.Field):  # type: ignore[type-arg]
+    """A PostgreSQL ``bigint[]``: the bucket counts of a histogram.
+
+    Django's ArrayField asks for django.contrib.postgres in INSTALLED_APPS; nobody should have to add an app
+    for two columns that only ``stats.py`` reads and writes.
+    """
+
+    def db_type(self, connection: object) -> str:
+        return "bigint[]"
+
+
+class Stat(models.Model):
+    """What one worker's attempts of one task ended in during one minute.
+
+    A row per worker: 32 clients that share one row fall from 11,220 to 2,597 transactions/s.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    minute = models.DateTimeField(db_comment="Start of the minute in which the attempts were settled")
+    worker_id = models.CharField(max_length=120, db_comment="Who wrote it")
+    queue_name = models.CharField(max_length=63, db_comment="Queue of the jobs")
+    task = models.CharField(max_length=255, db_comment="Task of the jobs")
+    succeeded = models.BigIntegerField(db_default=0, db_comment="Attempts that succeeded")
+    retried = models.BigIntegerField(db_default=0, db_comment="Failed attempts that will be tried again")
+    failed = models.BigIntegerField(db_default=0, db_comment="Failed attempts that left the job failed")
+    dead = models.BigIntegerField(db_default=0, db_comment="Failed attempts that left the job dead")
+    pickup_counts = CountsField(db_comment="Pickup times per bucket of stats.BOUNDS, the last one beyond them")
+    pickup_seconds = models.FloatField(db_default=0, db_comment="Sum of the pickup times")
+    run_counts = CountsField(db_comment="Run times per bucket of stats.BOUNDS, the last one beyond them")
+    run_seconds = models.FloatField(db_default=0, db_comment="Sum of the run times")
+
+    class Meta:
+        db_table = "pgqueue_stat"
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["minute", "worker_id", "queue_name", "task"], name="pgqueue_stat_cell")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.minute} {self.queue_name} {self.task}"

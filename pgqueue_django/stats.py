@@ -1,0 +1,89 @@
+"""Counters and histograms of attempts, per minute, worker, queue and task.
+
+Written in the transaction that settles or reaps the attempts, so that the counters and the jobs never
+disagree; one statement per flush, whatever the number of jobs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.db.backends.utils import CursorWrapper
+
+from .states import State
+
+# Upper bounds of the histogram buckets, in seconds; a last bucket takes what is beyond.
+BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+_COLUMN = {State.SUCCEEDED: 0, State.RETRYING: 1, State.FAILED: 2, State.DEAD: 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One attempt that ended. Lengths are seconds; None where nobody could measure it."""
+
+    queue_name: str
+    task: str
+    state: State
+    pickup_seconds: float | None
+    run_seconds: float | None
+
+
+class _Cell:
+    __slots__ = ("outcomes", "pickup_counts", "pickup_seconds", "run_counts", "run_seconds")
+
+    def __init__(self) -> None:
+        self.outcomes = [0, 0, 0, 0]
+        self.pickup_counts = [0] * (len(BOUNDS) + 1)
+        self.pickup_seconds = 0.0
+        self.run_counts = [0] * (len(BOUNDS) + 1)
+        self.run_seconds = 0.0
+
+    def add(self, sample: Sample) -> None:
+        self.outcomes[_COLUMN[sample.state]] += 1
+        if sample.pickup_seconds is not None:
+            self.pickup_counts[bisect_left(BOUNDS, sample.pickup_seconds)] += 1
+            self.pickup_seconds += sample.pickup_seconds
+        if sample.run_seconds is not None:
+            self.run_counts[bisect_left(BOUNDS, sample.run_seconds)] += 1
+            self.run_seconds += sample.run_seconds
+
+
+_ADD = """
+    INSERT INTO pgqueue_stat AS old
+        (minute, worker_id, queue_name, task, succeeded, retried, failed, dead,
+         pickup_counts, pickup_seconds, run_counts, run_seconds)
+    VALUES {rows}
+    ON CONFLICT (minute, worker_id, queue_name, task) DO UPDATE SET
+        succeeded = old.succeeded + excluded.succeeded,
+        retried = old.retried + excluded.retried,
+        failed = old.failed + excluded.failed,
+        dead = old.dead + excluded.dead,
+        pickup_counts = (SELECT array_agg(a + b ORDER BY place)
+            FROM unnest(old.pickup_counts, excluded.pickup_counts) WITH ORDINALITY AS both_counts(a, b, place)),
+        pickup_seconds = old.pickup_seconds + excluded.pickup_seconds,
+        run_counts = (SELECT array_agg(a + b ORDER BY place)
+            FROM unnest(old.run_counts, excluded.run_counts) WITH ORDINALITY AS both_counts(a, b, place)),
+        run_seconds = old.run_seconds + excluded.run_seconds
+"""
+_ROW = (
+    "(date_trunc('minute', statement_timestamp(), 'UTC'), %s, %s, %s, %s, %s, %s, %s, "
+    "%s::bigint[], %s, %s::bigint[], %s)"
+)
+
+
+def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> None:
+    """Add ``samples`` to this minute's rows of ``worker_id``: one statement, a row per queue and task."""
+    cells: dict[tuple[str, str], _Cell] = {}
+    for sample in samples:
+        cells.setdefault((sample.queue_name, sample.task), _Cell()).add(sample)
+    if not cells:
+        return
+    params: list[object] = []
+    # Sorted, so that two writers with the same worker id (a worker and who disowns it) cannot deadlock.
+    for (queue_name, task), cell in sorted(cells.items()):
+        params += [worker_id, queue_name, task, *cell.outcomes]
+        params += [cell.pickup_counts, cell.pickup_seconds, cell.run_counts, cell.run_seconds]
+    cursor.execute(_ADD.format(rows=", ".join([_ROW] * len(cells))), params)

@@ -1,0 +1,888 @@
+"""Every verb that moves a job: the only writer of the job table.
+
+A verb is one function and one transaction; its docstring begins with its arrow. What every verb keeps:
+
+* **Fence.** A write on a running job names the pair (id, fencing token) and asks for a lease. The token grows
+  at every claim, so an attempt that was given up can never write again. The fence does not say
+  ``state = 'running'``: a CHECK makes a lease the same thing, and with the word in it the planner takes the
+  partial index of running jobs, whose statistics are always stale (settling 100 rows: 8.4 ms against 0.7).
+* **Bounded.** At most ``BATCH`` rows a call, never a list of parameters that grows with the table.
+* **Order.** Rows are locked in id order, or with SKIP LOCKED; so two verbs cannot deadlock.
+* **Time** is ``statement_timestamp()``, the database's, in all that is stored or compared. Not ``now()``: in a
+  long transaction of the caller that one stands still.
+* Nobody but a person's verb (cancel, requeue, run_now, delete) waits for a row that someone else holds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.utils import CursorWrapper
+
+from . import conf, stats, wakeups
+from .backoff import Backoff
+from .exceptions import InvalidOption
+from .models import Job
+from .outcomes import Failure, Kind, Retried, Settled, Succeeded
+from .states import TRANSITIONS, State
+
+logger = logging.getLogger("pgqueue_django")
+
+BATCH = 1000
+"""Rows that one call moves at the most."""
+
+_BULK_BYTES = 4 * 1024 * 1024  # of one INSERT of enqueue_many
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Values that go in and come out
+# --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that is to be enqueued; all values already validated (see tasks.py)."""
+
+    task: str
+    args: str  # JSON text
+    kwargs: str  # JSON text
+    queue_name: str
+    priority: int
+    run_after: datetime | timedelta | None
+    max_attempts: int
+    backoff: str  # JSON text
+    idempotency_key: str | None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """The job that now exists. ``created`` is False when an earlier one with the same key stands for it."""
+
+    id: int
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job that a worker holds: what running it needs, as the claim left it in the row."""
+
+    id: int
+    fencing_token: int
+    task: str
+    queue_name: str
+    args: str  # JSON text
+    kwargs: str  # JSON text
+    attempt: int  # from 1
+    max_attempts: int
+    backoff: str  # JSON text
+    pickup_seconds: float  # from when it could have run to the claim, on the database's clock
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.id, self.fencing_token
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """An outcome on its way into the row."""
+
+    job: Claimed
+    outcome: Settled
+    pickup_seconds: float | None = None  # to the start of the handler
+    run_seconds: float | None = None
+
+    def sample(self) -> stats.Sample:
+        return stats.Sample(
+            self.job.queue_name, self.job.task, self.outcome.state, self.pickup_seconds, self.run_seconds
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """What became of each job of a fenced write."""
+
+    moved: frozenset[int]
+    busy: frozenset[int]  # still ours, but someone holds the row: try again
+    gone: Mapping[int, State | None] = field(default_factory=dict)  # no longer ours; its state now, None: no row
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Pieces of SQL that more than one verb needs
+# --------------------------------------------------------------------------------------------------------------
+
+# Reads its parameters as a table; joined by id, and the ids are given once more as an array so that the row is
+# always reached by its primary key, whatever the statistics say.
+_PAIRS = "unnest(%s::bigint[], %s::bigint[]) AS told(id, token)"
+
+# FOR NO KEY UPDATE: does not collide with the FOR KEY SHARE that a foreign key to a job would take.
+_HELD = """
+    SELECT job.id FROM pgqueue_job job JOIN told ON told.id = job.id
+    WHERE job.id = ANY(%s::bigint[]) AND job.fencing_token = told.token AND job.lease_expires_at IS NOT NULL
+    ORDER BY job.id FOR NO KEY UPDATE OF job SKIP LOCKED
+"""
+
+# Appends to the history: the first entry and the newest stay.
+_HISTORY = """
+    (CASE WHEN jsonb_array_length(job.history) >= %s THEN job.history - 1 ELSE job.history END)
+    || jsonb_build_array(jsonb_build_object(
+        'attempt', job.attempts, 'worker', job.worker_id,
+        'started_at', job.started_at, 'ended_at', statement_timestamp()) || told.failure::jsonb)
+"""
+
+# When a finished row may go: its state's age, and not before its key's.
+_PRUNE_AFTER = """
+    statement_timestamp() + make_interval(secs => GREATEST(
+        told.keep, CASE WHEN job.idempotency_key IS NOT NULL AND told.keep IS NOT NULL THEN %s::float8 END))
+"""
+
+
+def _keep_seconds(state: State) -> float | None:
+    return conf.current().retention[state]
+
+
+def _fence_answer(cursor: CursorWrapper, told: Mapping[int, int], moved: Iterable[int]) -> Fenced:
+    """Tells the rows that did not move apart: busy ones still pass the fence."""
+    done = frozenset(moved)
+    missing = [id for id in told if id not in done]
+    if not missing:
+        return Fenced(done, frozenset())
+    cursor.execute(
+        "SELECT id, fencing_token, lease_expires_at IS NOT NULL, state FROM pgqueue_job WHERE id = ANY(%s::bigint[])",
+        [missing],
+    )
+    gone: dict[int, State | None] = dict.fromkeys(missing)
+    busy = set()
+    for id, token, leased, state in cursor.fetchall():
+        if leased and token == told[id]:
+            busy.add(id)
+            del gone[id]
+        else:
+            gone[id] = State(state)
+    return Fenced(done, frozenset(busy), gone)
+
+
+def _bounded(ids: Collection[int]) -> list[int]:
+    if len(ids) > BATCH:
+        raise InvalidOption(f"{len(ids)} jobs in one call; pass at most {BATCH} at a time.")
+    return sorted(ids)
+
+
+def _sources(verb: str) -> list[str]:
+    return [str(state) for state in TRANSITIONS[verb].sources]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Producers
+# --------------------------------------------------------------------------------------------------------------
+
+_KEY_TARGET = "ON CONFLICT (task, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+
+
+def enqueue(using: str, job: NewJob) -> Enqueued:
+    """() -> queued, or scheduled while ``run_after`` is ahead.
+
+    One INSERT in the caller's transaction; with an idempotency key that is taken, a second statement finds the
+    job that has it. A concurrent transaction with the same key makes this one wait for its end: if it rolls
+    back, this one creates the job. No error poisons the caller's transaction, but for what PostgreSQL imposes:
+    two transactions that take two keys in opposite order deadlock (40P01), and above READ COMMITTED a key that
+    was taken after the snapshot is a serialization failure (40001).
+    """
+    keyed = job.idempotency_key is not None
+    if isinstance(job.run_after, timedelta):
+        moment = "statement_timestamp() + %s::interval"
+    else:
+        moment = "COALESCE(%s::timestamptz, statement_timestamp())"
+    sql = f"""
+        INSERT INTO pgqueue_job (task, queue_name, priority, args, kwargs, max_attempts, backoff, idempotency_key,
+                                 label, run_after, state)
+        SELECT %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s, moment,
+               CASE WHEN moment > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
+        FROM (SELECT {moment}) AS given(moment)
+        {_KEY_TARGET if keyed else ""}
+        RETURNING id, EXTRACT(EPOCH FROM run_after - statement_timestamp())::float8
+    """
+    params = [job.task, job.queue_name, job.priority, job.args, job.kwargs, job.max_attempts, job.backoff]
+    params += [job.idempotency_key, job.label, job.run_after]
+    with connections[using].cursor() as cursor:
+        while True:
+            cursor.execute(sql, params)
+            if row := cursor.fetchone():
+                _wake_for_new(using, job.queue_name, row[1])
+                return Enqueued(row[0], created=True)
+            # A new statement, so a new snapshot: it sees the row that the INSERT met.
+            cursor.execute(
+                "SELECT id FROM pgqueue_job WHERE task = %s AND idempotency_key = %s",
+                [job.task, job.idempotency_key],
+            )
+            if row := cursor.fetchone():
+                return Enqueued(row[0], created=False)
+            # Pruned or deleted between the two statements: the key is free again.
+
+
+def _wake_for_new(using: str, queue_name: str, wait_seconds: float) -> None:
+    if wait_seconds <= 0:
+        wakeups.send_after_commit(using, queue_name)
+    elif wait_seconds < conf.current().CHORE_INTERVAL:
+        wakeups.send_after_commit(using, wakeups.DUE)
+
+
+# Ids are drawn in the order of the caller's list, so that first in is first out; rows go in by key, so that
+# two bulks with the same keys wait for each other instead of deadlocking.
+_INSERT_MANY = f"""
+    WITH told AS MATERIALIZED (
+        SELECT nextval(pg_get_serial_sequence('pgqueue_job', 'id')) AS id, given.*,
+               CASE WHEN given.delay IS NOT NULL THEN statement_timestamp() + given.delay
+                    ELSE COALESCE(given.moment, statement_timestamp()) END AS run_after
+        FROM unnest(%s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[],
+                    %s::text[], %s::timestamptz[], %s::interval[])
+             WITH ORDINALITY AS given(task, queue_name, priority, args, kwargs, max_attempts, backoff,
+                                      idempotency_key, label, moment, delay, place)
+    ), made AS (
+        INSERT INTO pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff,
+                                 idempotency_key, label, run_after, state)
+        SELECT id, task, queue_name, priority, args::jsonb, kwargs::jsonb, max_attempts, backoff::jsonb,
+               idempotency_key, label, run_after,
+               CASE WHEN run_after > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
+        FROM told ORDER BY idempotency_key COLLATE "C", task COLLATE "C", id
+        {_KEY_TARGET}
+        RETURNING id
+    )
+    SELECT told.place, told.id, made.id IS NOT NULL,
+           EXTRACT(EPOCH FROM told.run_after - statement_timestamp())::float8
+    FROM told LEFT JOIN made USING (id) ORDER BY told.place
+"""
+
+
+def enqueue_many(using: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """() -> queued or scheduled, for each. All or none; answers in the order of ``jobs``.
+
+    One INSERT for each ``BATCH`` rows (or 4 MiB of arguments), in the caller's transaction or one of its own.
+    Keys are taken in sorted order, so two bulks with the same keys do not deadlock. ``Enqueued`` as in
+    ``enqueue``; a key that stands twice in ``jobs`` makes one job.
+    """
+    # One chunk after another, each sorted: only sorting across all of them keeps one order of keys.
+    order = sorted(range(len(jobs)), key=lambda place: (jobs[place].idempotency_key or "", jobs[place].task))
+    keyless = [place for place in range(len(jobs)) if jobs[place].idempotency_key is None]
+    keyed = [place for place in order if jobs[place].idempotency_key is not None]
+    answers: dict[int, Enqueued] = {}
+    waits: dict[str, float] = {}
+    with transaction.atomic(using=using, savepoint=False), connections[using].cursor() as cursor:
+        for chunk in _chunks(jobs, keyless + keyed):
+            _insert_many(cursor, jobs, chunk, answers, waits)
+    for queue_name, wait_seconds in waits.items():
+        _wake_for_new(using, queue_name, wait_seconds)
+    return [answers[place] for place in range(len(jobs))]
+
+
+def _chunks(jobs: Sequence[NewJob], places: Sequence[int]) -> Iterable[list[int]]:
+    chunk: list[int] = []
+    size = 0
+    for place in places:
+        chunk.append(place)
+        size += len(jobs[place].args) + len(jobs[place].kwargs)
+        if len(chunk) == BATCH or size >= _BULK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _insert_many(
+    cursor: CursorWrapper,
+    jobs: Sequence[NewJob],
+    places: list[int],
+    answers: dict[int, Enqueued],
+    waits: dict[str, float],
+) -> None:
+    while places:
+        rows = [jobs[place] for place in places]
+        cursor.execute(
+            _INSERT_MANY,
+            [
+                [row.task for row in rows],
+                [row.queue_name for row in rows],
+                [row.priority for row in rows],
+                [row.args for row in rows],
+                [row.kwargs for row in rows],
+                [row.max_attempts for row in rows],
+                [row.backoff for row in rows],
+                [row.idempotency_key for row in rows],
+                [row.label for row in rows],
+                [row.run_after if isinstance(row.run_after, datetime) else None for row in rows],
+                [row.run_after if isinstance(row.run_after, timedelta) else None for row in rows],
+            ],
+        )
+        taken = []
+        for place, (_, id, created, wait_seconds) in zip(places, cursor.fetchall(), strict=True):
+            if created:
+                answers[place] = Enqueued(id, created=True)
+                name = jobs[place].queue_name
+                waits[name] = min(wait_seconds, waits.get(name, wait_seconds))
+            else:
+                taken.append(place)
+        if not taken:
+            return
+        cursor.execute(
+            """
+            SELECT told.place, job.id
+            FROM unnest(%s::text[], %s::text[], %s::int[]) AS told(task, key, place)
+            JOIN pgqueue_job job ON job.task = told.task AND job.idempotency_key = told.key
+            """,
+            [[jobs[place].task for place in taken], [jobs[place].idempotency_key for place in taken], taken],
+        )
+        for place, id in cursor.fetchall():
+            answers[place] = Enqueued(id, created=False)
+        # As in enqueue: whose winner vanished between the two statements is tried again.
+        places = [place for place in taken if place not in answers]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# Workers
+# --------------------------------------------------------------------------------------------------------------
+
+# The walk locks first; the UPDATE then reaches exactly those rows by primary key. Never
+# ``filter(pk__in=walk).update()``: a nested loop runs the walk again for each row and claims more than its limit.
+_CLAIM = """
+    WITH walk (id, attempts, max_attempts, priority, run_after) AS MATERIALIZED ({walk}),
+    placed AS (
+        SELECT id, attempts + 1 >= max_attempts AS last,
+               row_number() OVER (ORDER BY priority DESC, run_after, id) AS place
+        FROM walk
+    ), taken AS MATERIALIZED (
+        SELECT id, place FROM placed
+        WHERE place <= %s OR place < ALL (SELECT place FROM placed WHERE last AND place > %s)
+    )
+    UPDATE pgqueue_job job
+    SET state = 'running', started_at = statement_timestamp(), worker_id = %s,
+        lease_expires_at = statement_timestamp() + make_interval(secs => %s),
+        fencing_token = job.fencing_token + 1, attempts = job.attempts + 1
+    FROM taken
+    WHERE job.id = taken.id AND job.id = ANY(ARRAY(SELECT id FROM taken))
+    RETURNING taken.place, job.id, job.fencing_token, job.task, job.queue_name, job.args, job.kwargs, job.attempts,
+        job.max_attempts, job.backoff,
+        EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(job.run_after, job.enqueued_at))::float8
+"""
+
+
+def claim(
+    using: str, *, queue_name: str, slots: int, prefetch: int = 0, worker_id: str, lease_seconds: float
+) -> list[Claimed]:
+    """queued -> running: a lease, fencing token + 1, attempt charged. At most ``slots + prefetch`` jobs.
+
+    In the order priority DESC, run_after, id; rows that another claim has locked are passed over. A job on its
+    last attempt is taken for a free slot only, never beyond ``slots``: if this process were killed before it
+    began, the attempt would be spent. The walk is cut at the first such job, not filtered: a filter would walk
+    over all of them (23 ms against 0.14 with 200,000 ahead).
+    """
+    limit = min(slots + prefetch, BATCH)
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        walk = (
+            Job.objects.using(using)
+            .ready(queue_name)  # type: ignore[attr-defined]
+            .select_for_update(skip_locked=True, no_key=True)
+            .values_list("id", "attempts", "max_attempts", "priority", "run_after")[:limit]
+        )
+        sql, params = walk.query.sql_with_params()
+        cursor.execute(_CLAIM.format(walk=sql), [*params, slots, slots, worker_id, lease_seconds])
+        rows = sorted(cursor.fetchall())
+    return [Claimed(*row[1:]) for row in rows]
+
+
+# One probe of the index per queue that has ready jobs, whatever their number.
+_READY_QUEUES = """
+    WITH RECURSIVE name(queue_name) AS (
+        (SELECT queue_name FROM pgqueue_job WHERE state = 'queued' ORDER BY queue_name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT job.queue_name FROM pgqueue_job job
+                WHERE job.state = 'queued' AND job.queue_name > name.queue_name
+                ORDER BY job.queue_name LIMIT 1)
+        FROM name WHERE name.queue_name IS NOT NULL
+    )
+    SELECT queue_name FROM name WHERE queue_name IS NOT NULL LIMIT %s
+"""
+
+
+def ready_queues(using: str) -> list[str]:
+    """Names of the queues that have ready jobs now, in alphabetical order; a reading, no verb."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_READY_QUEUES, [BATCH])
+        return [name for (name,) in cursor.fetchall()]
+
+
+_HEARTBEAT = f"""
+    WITH told AS MATERIALIZED (
+        SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[]) AS told(id, token, progress)
+    ), held AS MATERIALIZED ({_HELD})
+    UPDATE pgqueue_job job
+    SET lease_expires_at = statement_timestamp() + make_interval(secs => %s),
+        progress = COALESCE(told.progress::jsonb, job.progress)
+    FROM told JOIN held USING (id)
+    WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
+    RETURNING job.id
+"""
+
+
+def heartbeat(
+    using: str,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    lease_seconds: float,
+    progress: Mapping[int, str] | None = None,
+) -> Fenced:
+    """running -> running: the lease is extended from now; new progress (JSON text by id) goes with it.
+
+    A row that someone holds is *busy*, not waited for and not lost: one open session on one job must not cost
+    the leases of all the others. A lease that has expired but was not reaped is extended.
+    """
+    told = dict(pairs)
+    ids = sorted(told)
+    notes = progress or {}
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(
+            _HEARTBEAT,
+            [ids, [told[id] for id in ids], [notes.get(id) for id in ids], ids, lease_seconds, ids],
+        )
+        return _fence_answer(cursor, told, (id for (id,) in cursor.fetchall()))
+
+
+_SETTLE = f"""
+    WITH told AS MATERIALIZED (
+        SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::float8[], %s::text[], %s::text[])
+            AS told(id, token, state, delay, keep, result, failure)
+    ), held AS MATERIALIZED ({_HELD})
+    UPDATE pgqueue_job job
+    SET state = told.state, lease_expires_at = NULL, parked_at = NULL,
+        run_after = CASE WHEN told.delay IS NULL THEN job.run_after
+                         ELSE statement_timestamp() + make_interval(secs => told.delay) END,
+        finished_at = CASE WHEN told.state <> 'retrying' THEN statement_timestamp() END,
+        prune_after = {_PRUNE_AFTER},
+        result = told.result::jsonb,
+        history = CASE WHEN told.failure IS NULL THEN job.history ELSE {_HISTORY} END
+    FROM told JOIN held USING (id)
+    WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
+    RETURNING job.id
+"""
+
+
+def settle(
+    using: str,
+    settlements: Sequence[Settlement],
+    *,
+    worker_id: str,
+    already: Sequence[stats.Sample] = (),
+) -> Fenced:
+    """running -> succeeded, retrying, failed or dead, as each outcome says. One statement for all of them.
+
+    Busy rows are to be tried again; gone ones belong to somebody else and their outcomes are void. The
+    counters of the attempts that moved are written in the same transaction, and ``already``, samples of
+    attempts that were settled without them (see ``settle_inside``).
+    """
+    told = {item.job.id: item for item in settlements}
+    tokens = {id: item.job.fencing_token for id, item in told.items()}
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        fenced = _settle(cursor, told, tokens) if told else Fenced(frozenset(), frozenset())
+        samples = [told[id].sample() for id in sorted(fenced.moved)]
+        stats.add(cursor, worker_id, [*samples, *already])
+    delays = [told[id].outcome.delay for id in fenced.moved if isinstance(told[id].outcome, Retried)]  # type: ignore[union-attr]
+    if delays and min(delays) < conf.current().CHORE_INTERVAL:
+        wakeups.send_after_commit(using, wakeups.DUE)
+    return fenced
+
+
+def settle_inside(using: str, settlement: Settlement) -> Fenced:
+    """running -> succeeded, inside the handler's own transaction: both commit, or neither does.
+
+    Counters are left to the worker's next ``settle``. A busy row is the caller's to try again.
+    """
+    job = settlement.job
+    with connections[using].cursor() as cursor:
+        return _settle(cursor, {job.id: settlement}, dict([job.pair]))
+
+
+def _settle(cursor: CursorWrapper, told: Mapping[int, Settlement], tokens: Mapping[int, int]) -> Fenced:
+    ids = sorted(told)
+    states, delays, keeps, results, failures = [], [], [], [], []
+    for id in ids:
+        outcome = told[id].outcome
+        states.append(str(outcome.state))
+        delays.append(outcome.delay if isinstance(outcome, Retried) else None)
+        keeps.append(None if isinstance(outcome, Retried) else _keep_seconds(outcome.state))
+        results.append(outcome.result if isinstance(outcome, Succeeded) else None)
+        failures.append(None if isinstance(outcome, Succeeded) else json.dumps(outcome.failure.entry()))
+    limits = conf.current()
+    cursor.execute(
+        _SETTLE,
+        [
+            *(ids, [tokens[id] for id in ids], states, delays, keeps, results, failures),
+            ids,
+            *(limits.IDEMPOTENCY_RETENTION, limits.MAX_HISTORY, ids),
+        ],
+    )
+    return _fence_answer(cursor, tokens, (id for (id,) in cursor.fetchall()))
+
+
+# A task that nobody here knows comes back after 30 s, then after as long as it has been waiting, up to an hour:
+# with 100,000 of them the others must not notice. A worker that knows the task adopts it at once.
+_RELEASE = f"""
+    WITH told AS MATERIALIZED (
+        SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::boolean[]) AS told(id, token, unknown)
+    ), held AS MATERIALIZED ({_HELD})
+    UPDATE pgqueue_job job
+    SET state = CASE WHEN told.unknown THEN 'scheduled' ELSE 'queued' END,
+        lease_expires_at = NULL, worker_id = NULL, started_at = NULL, attempts = job.attempts - 1,
+        parked_at = CASE WHEN told.unknown THEN COALESCE(job.parked_at, statement_timestamp()) ELSE job.parked_at END,
+        run_after = CASE WHEN told.unknown THEN statement_timestamp() + (0.75 + random() / 2) * LEAST(interval '1 hour',
+                GREATEST(interval '30 seconds', statement_timestamp() - COALESCE(job.parked_at, statement_timestamp())))
+            ELSE job.run_after END
+    FROM told JOIN held USING (id)
+    WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
+    RETURNING job.id, job.queue_name, told.unknown
+"""
+
+
+def release(using: str, pairs: Sequence[tuple[int, int]], *, unknown: Collection[int] = ()) -> Fenced:
+    """running -> queued: given back, the attempt refunded; keeps its place in the queue.
+
+    Ids in ``unknown`` have a task that this worker does not know: they go to scheduled, with a growing delay,
+    and to whichever worker knows the task (see ``adopt``).
+    """
+    told = dict(pairs)
+    ids = sorted(told)
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(_RELEASE, [ids, [told[id] for id in ids], [id in unknown for id in ids], ids, ids])
+        rows = cursor.fetchall()
+        fenced = _fence_answer(cursor, told, (id for id, _, _ in rows))
+    for queue_name in {queue_name for _, queue_name, was_unknown in rows if not was_unknown}:
+        wakeups.send_after_commit(using, queue_name)
+    return fenced
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A running job whose worker is not heard of any more, locked by this transaction."""
+
+    id: int
+    fencing_token: int
+    task: str
+    queue_name: str
+    attempts: int
+    max_attempts: int
+    backoff: str  # JSON text
+    run_seconds: float
+
+
+_LOST = """
+    SELECT job.id, job.fencing_token, job.task, job.queue_name, job.attempts, job.max_attempts, job.backoff,
+           EXTRACT(EPOCH FROM statement_timestamp() - job.started_at)::float8
+    FROM pgqueue_job job WHERE {where}
+    ORDER BY job.id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+_GIVE_UP = f"""
+    UPDATE pgqueue_job job
+    SET state = told.state, lease_expires_at = NULL,
+        run_after = CASE WHEN told.delay IS NULL THEN job.run_after
+                         ELSE statement_timestamp() + make_interval(secs => told.delay) END,
+        finished_at = CASE WHEN told.state = 'dead' THEN statement_timestamp() END,
+        prune_after = {_PRUNE_AFTER},
+        history = {_HISTORY}
+    FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::float8[], %s::float8[], %s::text[])
+        AS told(id, token, state, delay, keep, failure)
+    WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
+      AND job.fencing_token = told.token AND job.lease_expires_at IS NOT NULL
+"""
+
+
+def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: Failure, by: str) -> int:
+    """running -> retrying or dead for jobs that this transaction has locked; the attempt stays charged.
+
+    One row that cannot be written (somebody's trigger) is left to the next round and logged; the others move.
+    """
+
+    def write(rows: Sequence[_Lost]) -> None:
+        ids = [row.id for row in rows]
+        dead = [row.attempts >= row.max_attempts for row in rows]
+        states = [State.DEAD if is_dead else State.RETRYING for is_dead in dead]
+        delays = [
+            None if is_dead else Backoff.from_numbers(json.loads(row.backoff)).delay(row.attempts)
+            for row, is_dead in zip(rows, dead, strict=True)
+        ]
+        keeps = [_keep_seconds(State.DEAD) if is_dead else None for is_dead in dead]
+        limits = conf.current()
+        # Savepoint: what fails must not take the locks of the others with it.
+        with transaction.atomic(using=using):
+            cursor.execute(
+                _GIVE_UP,
+                [
+                    *(limits.IDEMPOTENCY_RETENTION, limits.MAX_HISTORY),
+                    *(ids, [row.fencing_token for row in rows], [str(state) for state in states]),
+                    *(delays, keeps, [json.dumps(failure.entry())] * len(rows), ids),
+                ],
+            )
+            stats.add(
+                cursor,
+                by,
+                [
+                    stats.Sample(row.queue_name, row.task, state, None, row.run_seconds)
+                    for row, state in zip(rows, states, strict=True)
+                ],
+            )
+
+    if not lost:
+        return 0
+    try:
+        write(lost)
+        return len(lost)
+    except DatabaseError:
+        moved = 0
+        for row in lost:
+            try:
+                write([row])
+                moved += 1
+            except DatabaseError:
+                logger.exception("job %s (%s) cannot be given up; it stays running", row.id, row.task)
+        return moved
+
+
+def reap(using: str, *, by: str, limit: int = BATCH) -> int:
+    """running -> retrying, or dead on the last attempt, for expired leases; the attempt stays charged.
+
+    The handler may have run, and a job that kills its worker must come to an end. Needs no code of the task:
+    max_attempts and the backoff's numbers are in the row. Returns how many moved.
+    """
+    failure = Failure(Kind.LEASE_EXPIRED, "LeaseExpired", "The lease expired: its worker stopped heart-beating.")
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(
+            _LOST.format(where="job.state = 'running' AND job.lease_expires_at < statement_timestamp()"),
+            [min(limit, BATCH)],
+        )
+        return _give_up(using, cursor, [_Lost(*row) for row in cursor.fetchall()], failure, by)
+
+
+def disown(
+    using: str,
+    worker_id: str,
+    *,
+    keep: Sequence[tuple[int, int]] = (),
+    begun: Sequence[tuple[int, int]] = (),
+    by: str,
+) -> int:
+    """running -> retrying or dead (begun), queued (not begun): rows of ``worker_id`` that it does not hold.
+
+    For a process that is known to be dead, or for a worker itself after it lost its connection: a claim whose
+    COMMIT got no reply has taken jobs that nobody will run. ``keep`` are the pairs that it does hold.
+    Those in ``begun`` are given up at once, charged; the rest never started and is handed back, refunded.
+    Returns how many moved; call again until 0.
+    """
+    failure = Failure(Kind.WORKER_LOST, "WorkerLost", "The worker process died while it ran this attempt.")
+    kept, started = dict(keep), set(begun)
+    where = """
+        job.state = 'running' AND job.worker_id = %s AND NOT EXISTS (
+            SELECT 1 FROM unnest(%s::bigint[], %s::bigint[]) AS kept(id, token)
+            WHERE kept.id = job.id AND kept.token = job.fencing_token)
+    """
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(_LOST.format(where=where), [worker_id, list(kept), list(kept.values()), BATCH])
+        lost = [_Lost(*row) for row in cursor.fetchall()]
+        charged = [row for row in lost if (row.id, row.fencing_token) in started]
+        refunded = [(row.id, row.fencing_token) for row in lost if (row.id, row.fencing_token) not in started]
+        moved = _give_up(using, cursor, charged, failure, by)
+        if refunded:
+            moved += len(release(using, refunded).moved)
+    return moved
+
+
+_PROMOTE = """
+    WITH due AS MATERIALIZED (
+        SELECT id FROM pgqueue_job WHERE {where} ORDER BY {order} LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
+    )
+    UPDATE pgqueue_job job SET state = 'queued' FROM due
+    WHERE job.id = due.id AND job.id = ANY(ARRAY(SELECT id FROM due))
+    RETURNING job.queue_name
+"""
+
+
+def promote(using: str, *, limit: int = BATCH) -> int:
+    """scheduled, retrying -> queued, when ``run_after`` has come; the earliest first. Returns how many moved."""
+    return _promote(
+        using,
+        _PROMOTE.format(
+            where="state IN ('scheduled', 'retrying') AND run_after <= statement_timestamp()",
+            order="run_after",
+        ),
+        [min(limit, BATCH)],
+    )
+
+
+def adopt(using: str, tasks: Collection[str], *, limit: int = BATCH) -> int:
+    """scheduled -> queued: jobs of ``tasks`` that a worker without their code has handed back.
+
+    Does not send a wake-up: the worker that adopts them claims them at once, and the ones that do not know
+    the task need not come running. Returns how many moved.
+    """
+    return _promote(
+        using,
+        _PROMOTE.format(
+            where="state = 'scheduled' AND parked_at IS NOT NULL AND task = ANY(%s::text[])", order="task, id"
+        ),
+        [sorted(tasks), min(limit, BATCH)],
+        wake=False,
+    )
+
+
+def _promote(using: str, sql: str, params: list[Any], *, wake: bool = True) -> int:
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(sql, params)
+        names = [name for (name,) in cursor.fetchall()]
+    if wake:
+        for name in sorted(set(names)):
+            wakeups.send_after_commit(using, name)
+    return len(names)
+
+
+_PARKED_TASKS = """
+    WITH RECURSIVE path(task) AS (
+        (SELECT task FROM pgqueue_job WHERE state = 'scheduled' AND parked_at IS NOT NULL ORDER BY task LIMIT 1)
+        UNION ALL
+        SELECT (SELECT job.task FROM pgqueue_job job
+                WHERE job.state = 'scheduled' AND job.parked_at IS NOT NULL AND job.task > path.task
+                ORDER BY job.task LIMIT 1)
+        FROM path WHERE path.task IS NOT NULL
+    )
+    SELECT task FROM path WHERE task IS NOT NULL LIMIT %s
+"""
+
+
+def parked_tasks(using: str) -> list[str]:
+    """Tasks of the jobs that workers without their code handed back; a reading, no verb."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_PARKED_TASKS, [BATCH])
+        return [task for (task,) in cursor.fetchall()]
+
+
+# --------------------------------------------------------------------------------------------------------------
+# People
+# --------------------------------------------------------------------------------------------------------------
+
+_BY_HAND = """
+    WITH told AS MATERIALIZED (
+        SELECT id, state FROM pgqueue_job WHERE id = ANY(%s::bigint[]) AND state = ANY(%s::text[])
+        ORDER BY id FOR UPDATE
+    )
+    UPDATE pgqueue_job job SET {assignments} FROM told
+    WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
+    RETURNING job.id, told.state, job.state, job.queue_name
+"""
+
+
+def _by_hand(
+    using: str, verb: str, ids: Collection[int], assignments: str, params: Sequence[Any] = ()
+) -> list[tuple[int, str, str, str]]:
+    told = _bounded(ids)
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(_BY_HAND.format(assignments=assignments), [told, _sources(verb), *params, told])
+        return cursor.fetchall()
+
+
+def cancel(using: str, ids: Collection[int]) -> set[int]:
+    """scheduled, queued, retrying, running -> cancelled. Returns the ids that moved; at most ``BATCH`` ids.
+
+    A running job loses its lease, its worker is told at once and its outcome will be void. Until the old lease
+    would have ended its handler may still run: that moment is kept in ``run_after``, so that a requeue before
+    it waits, and two handlers do not overlap because a person was quick.
+    """
+    keep = _keep_seconds(State.CANCELLED)
+    rows = _by_hand(
+        using,
+        "cancel",
+        ids,
+        f"""
+        state = 'cancelled', finished_at = statement_timestamp(),
+        run_after = GREATEST(job.run_after, job.lease_expires_at), lease_expires_at = NULL, parked_at = NULL,
+        prune_after = {_PRUNE_AFTER.replace("told.keep", "%s::float8")}
+        """,
+        [keep, keep, conf.current().IDEMPOTENCY_RETENTION],
+    )
+    if any(before == State.RUNNING for _, before, _, _ in rows):
+        wakeups.send_after_commit(using, wakeups.CANCELLED)
+    return {row[0] for row in rows}
+
+
+def requeue(using: str, ids: Collection[int]) -> set[int]:
+    """failed, dead, cancelled, succeeded -> queued, or scheduled while ``run_after`` is ahead. By a person.
+
+    Attempts start from 0; history and fencing token stay. Returns the ids that moved; at most ``BATCH`` ids.
+    """
+    rows = _by_hand(
+        using,
+        "requeue",
+        ids,
+        """
+        state = CASE WHEN job.run_after > statement_timestamp() THEN 'scheduled' ELSE 'queued' END,
+        run_after = GREATEST(job.run_after, statement_timestamp()),
+        attempts = 0, finished_at = NULL, prune_after = NULL, result = NULL, progress = NULL
+        """,
+    )
+    _wake_queues(using, rows)
+    return {row[0] for row in rows}
+
+
+def run_now(using: str, ids: Collection[int]) -> set[int]:
+    """scheduled, retrying -> queued, without waiting for ``run_after``. By a person.
+
+    Returns the ids that moved; at most ``BATCH`` ids.
+    """
+    rows = _by_hand(
+        using,
+        "run_now",
+        ids,
+        "state = 'queued', run_after = LEAST(job.run_after, statement_timestamp())",
+    )
+    _wake_queues(using, rows)
+    return {row[0] for row in rows}
+
+
+def _wake_queues(using: str, rows: Iterable[tuple[int, str, str, str]]) -> None:
+    for name in sorted({name for _, _, after, name in rows if after == State.QUEUED}):
+        wakeups.send_after_commit(using, name)
+
+
+def delete(using: str, ids: Collection[int]) -> set[int]:
+    """succeeded, failed, dead, cancelled -> gone. By a person. Returns the ids; at most ``BATCH`` ids."""
+    told = _bounded(ids)
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(
+            """
+            WITH told AS MATERIALIZED (
+                SELECT id FROM pgqueue_job WHERE id = ANY(%s::bigint[]) AND state = ANY(%s::text[])
+                ORDER BY id FOR UPDATE
+            )
+            DELETE FROM pgqueue_job job USING told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
+            RETURNING job.id
+            """,
+            [told, _sources("delete"), told],
+        )
+        return {id for (id,) in cursor.fetchall()}
+
+
+def prune(using: str, *, limit: int = BATCH) -> int:
+    """succeeded, failed, dead, cancelled -> gone, once ``prune_after`` has come. Returns how many went."""
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(
+            """
+            WITH old AS MATERIALIZED (
+                SELECT id FROM pgqueue_job WHERE prune_after <= statement_timestamp()
+                ORDER BY prune_after LIMIT %s FOR UPDATE SKIP LOCKED
+            )
+            DELETE FROM pgqueue_job job USING old WHERE job.id = old.id AND job.id = ANY(ARRAY(SELECT id FROM old))
+            """,
+            [min(limit, BATCH)],
+        )
+        return cursor.rowcount

@@ -1,0 +1,53 @@
+"""Telling workers that there is something to do, without making anybody wait for it.
+
+A wake-up is a NOTIFY on one channel. It is a hint: it carries a queue name or one of two signals, never data;
+it may be lost, and polling alone is always correct.
+
+It never rides in the caller's transaction, because NOTIFY takes a database-wide lock at commit (32 clients
+fell from 21,549 to 5,454 inserts/s with it inside): it is sent after the commit, on the same connection. And a
+process spends at most a twentieth of its time on it: after one that took t, the next for the same queue comes
+no sooner than max(5 ms, 20 t). What that drops, the workers' short polls after they ran dry pick up.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from django.db import connections, transaction
+
+CHANNEL = "pgqueue"
+# Queue names have no "!" in their alphabet.
+CANCELLED = "!cancelled"  # a running job was cancelled: heartbeat now, and learn which
+DUE = "!due"  # a waiting job is due before the next look at them
+
+_not_before: dict[tuple[str, str], float] = {}
+
+
+def send(using: str, hint: str) -> None:
+    """NOTIFY at once, on this thread's connection."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, hint])
+
+
+def send_limited(using: str, hint: str) -> None:
+    """NOTIFY, unless this process sent the same hint a moment ago."""
+    began = time.monotonic()
+    if began < _not_before.get((using, hint), 0):
+        return
+    # Set before sending too, so that threads that come together send one.
+    _not_before[using, hint] = began + 0.005
+    send(using, hint)
+    ended = time.monotonic()
+    _not_before[using, hint] = ended + max(0.005, 20 * (ended - began))
+
+
+def send_after_commit(using: str, hint: str) -> None:
+    """NOTIFY when the caller's transaction has committed; at once in autocommit.
+
+    A failing NOTIFY is logged by Django and never reaches the caller. Under manual transactions there is no
+    moment to send it: the job waits for a poll.
+    """
+    connection = connections[using]
+    if connection.in_atomic_block or connection.get_autocommit():
+        transaction.on_commit(partial(send_limited, using, hint), using=using, robust=True)
