@@ -1,1 +1,80 @@
-"""pgqueue_django: durable background jobs on the PostgreSQL that a Django project already has."""
+"""pgqueue_django: durable background jobs on the PostgreSQL that a Django project already has.
+
+The public names. They are imported at first use: Django imports this package before models may be imported.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backoff import Backoff
+    from .context import JobContext
+    from .exceptions import (
+        InvalidOption,
+        InvalidPayload,
+        JobCancelled,
+        JobTimeout,
+        LeaseLost,
+        PermanentError,
+        PgQueueError,
+        Retry,
+        TaskNotFound,
+    )
+    from .tasks import Call, Task, enqueue, enqueue_many, task, task_by_name
+    from .transitions import Enqueued
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "backoff": ("Backoff",),
+    "context": ("JobContext",),
+    "exceptions": (
+        "InvalidOption",
+        "InvalidPayload",
+        "JobCancelled",
+        "JobTimeout",
+        "LeaseLost",
+        "PermanentError",
+        "PgQueueError",
+        "Retry",
+        "TaskNotFound",
+    ),
+    "tasks": ("Call", "Task", "enqueue", "enqueue_many", "task", "task_by_name"),
+    "transitions": ("Enqueued",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Backoff",
+    "Call",
+    "Enqueued",
+    "InvalidOption",
+    "InvalidPayload",
+    "JobCancelled",
+    "JobContext",
+    "JobTimeout",
+    "LeaseLost",
+    "PermanentError",
+    "PgQueueError",
+    "Retry",
+    "Task",
+    "TaskNotFound",
+    "enqueue",
+    "enqueue_many",
+    "task",
+    "task_by_name",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

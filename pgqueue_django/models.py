@@ -120,7 +120,7 @@ class Job(models.Model):
         _("label"), max_length=200, db_default="", db_comment="A short text for people, made at enqueue"
     )
 
-    objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()  # type: ignore[assignment]
+    objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_job"

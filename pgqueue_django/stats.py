@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.backends.utils import CursorWrapper
 
@@ -81,7 +82,7 @@ def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> Non
         cells.setdefault((sample.queue_name, sample.task), _Cell()).add(sample)
     if not cells:
         return
-    params: list[object] = []
+    params: list[Any] = []
     # Sorted, so that two writers with the same worker id (a worker and who disowns it) cannot deadlock.
     for (queue_name, task), cell in sorted(cells.items()):
         params += [worker_id, queue_name, task, *cell.outcomes]

@@ -1,0 +1,335 @@
+"""Tasks: functions that may run later, and the ways to enqueue a job of one.
+
+Everything that can be wrong with a call is said here, before any SQL: a call that does not fit the function, an
+argument that is no JSON, an option out of its range. What passes is one INSERT (``transitions.enqueue``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from asgiref.sync import sync_to_async
+from django.db import connections, router
+from django.utils import timezone
+from django.utils.module_loading import import_string
+
+from . import conf, payload, transitions
+from .backoff import Backoff
+from .context import JobContext
+from .exceptions import InvalidOption, InvalidPayload, TaskNotFound
+from .models import MAX_PRIORITY, Job
+from .transitions import Enqueued, NewJob
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+_PATH = re.compile(r"(?:[^\W\d]\w*\.)+[^\W\d]\w*")
+_MAX_WAIT = timedelta(days=36500)
+_MAX_INT = 2**31 - 1  # of the columns attempts and max_attempts
+
+_declared: set[str] = set()
+_known: dict[str, Task[Any, Any]] = {}
+_unknown_until: dict[str, float] = {}
+_UNKNOWN_SECONDS = 30.0  # an import that failed is not tried again for each job
+
+
+class Options(TypedDict, total=False):
+    """What ``Task.using`` takes."""
+
+    queue_name: str
+    priority: int
+    run_after: datetime | timedelta | None
+    idempotency_key: str | None
+    max_attempts: int
+    database: str
+
+
+@dataclass(frozen=True)
+class Task(Generic[P, R]):
+    """A function that may run later, with the options of its jobs. Made by ``@task``; never changed.
+
+    ``func`` and ``signature`` are None when the code is elsewhere (``task_by_name``).
+    """
+
+    path: str
+    func: Callable[..., Any] | None = field(default=None, repr=False)
+    queue_name: str = "default"
+    priority: int = 0
+    max_attempts: int | None = None  # None: the setting
+    timeout: float | None = None  # seconds; None: the setting
+    backoff: Backoff = Backoff()  # noqa: RUF009 (frozen)
+    atomic: bool = False
+    takes_context: bool = False
+    run_after: datetime | timedelta | None = None
+    idempotency_key: str | None = None
+    database: str | None = None
+    signature: payload.Signature | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.path) > 255 or not _PATH.fullmatch(self.path):
+            raise InvalidOption(f"{self.path[:300]!r} is no import path of a task (module.function, ≤ 255 characters).")
+        if not isinstance(self.queue_name, str) or not QUEUE_NAME.fullmatch(self.queue_name):
+            raise InvalidOption(f"queue_name={self.queue_name!r}: 1 to 63 letters, digits, '_', '.' or '-'.")
+        if not _is_whole(self.priority) or abs(self.priority) > MAX_PRIORITY:
+            raise InvalidOption(
+                f"priority={self.priority!r}: a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, higher first."
+            )
+        if self.max_attempts is not None and (
+            not _is_whole(self.max_attempts) or not 1 <= self.max_attempts <= _MAX_INT
+        ):
+            raise InvalidOption(f"max_attempts={self.max_attempts!r}: a whole number of at least 1.")
+        if not isinstance(self.backoff, Backoff):
+            raise InvalidOption(f"backoff={self.backoff!r}: pass a Backoff(base=, factor=, cap=).")
+        _check_run_after(self.run_after)
+        _check_key(self.idempotency_key)
+        if self.database is not None and self.database not in connections:
+            raise InvalidOption(f"database={self.database!r}: not in DATABASES ({', '.join(connections)}).")
+
+    @cached_property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.func)
+
+    @property
+    def using_database(self) -> str:
+        """The alias that this task's jobs go to: never a replica, which would show a job as missing."""
+        return self.database or router.db_for_write(Job)
+
+    def using(self, **options: Unpack[Options]) -> Task[P, R]:
+        """The same task with other options for its next jobs.
+
+        ``run_after`` is an aware datetime, or a timedelta from the moment of the INSERT on the database's
+        clock. Raises TypeError for an unknown option, InvalidOption for a value out of its range.
+        """
+        if unknown := sorted(set(options) - Options.__annotations__.keys()):
+            raise TypeError(
+                f"using() got {', '.join(unknown)}; it takes {', '.join(Options.__annotations__)} "
+                "(timeout, backoff and atomic belong to @task)."
+            )
+        return replace(self, **options)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+        """Make a job of this call, in the transaction that is open on its database.
+
+        Raises TypeError when the function does not take this call, InvalidPayload when an argument cannot be
+        stored as JSON.
+        """
+        return transitions.enqueue(self.using_database, self._new_job(args, kwargs))
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+        """``enqueue`` for coroutines, on the connection that the surrounding synchronous code has."""
+        enqueued: Enqueued = await sync_to_async(self.enqueue, thread_sensitive=True)(*args, **kwargs)
+        return enqueued
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
+        """This call, checked and encoded, for ``enqueue_many``. Raises as ``enqueue`` does."""
+        return Call(self.using_database, self._new_job(args, kwargs))
+
+    def _new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        settings = conf.current()
+        if self.signature is None:
+            args_json, kwargs_json = payload.untyped(args, kwargs, limit=settings.MAX_PAYLOAD_BYTES)
+        else:
+            if self.path not in _known:
+                self._check_importable()
+            args_json, kwargs_json = self.signature.encode(args, kwargs, limit=settings.MAX_PAYLOAD_BYTES)
+        return NewJob(
+            task=self.path,
+            args=args_json,
+            kwargs=kwargs_json,
+            queue_name=self.queue_name,
+            priority=self.priority,
+            run_after=self.run_after,
+            max_attempts=self.max_attempts or settings.MAX_ATTEMPTS,
+            backoff=json.dumps(self.backoff.numbers()),
+            idempotency_key=self.idempotency_key,
+        )
+
+    def _check_importable(self) -> None:
+        """A task that no worker can import is told to who enqueues it, not to the log of a worker."""
+        found = resolve(self.path)
+        if found.func is not self.func:
+            raise TaskNotFound(f"{self.path} is another task; give the function a name of its own in its module.")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a task, ready to be enqueued."""
+
+    database: str
+    job: NewJob
+
+
+@overload
+def task(func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+@overload
+def task(func: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def task(
+    *,
+    queue_name: str = ...,
+    priority: int = ...,
+    max_attempts: int | None = ...,
+    timeout: float | timedelta | None = ...,
+    backoff: Backoff = ...,
+    atomic: bool = ...,
+    takes_context: Literal[True],
+) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
+@overload
+def task(
+    *,
+    queue_name: str = ...,
+    priority: int = ...,
+    max_attempts: int | None = ...,
+    timeout: float | timedelta | None = ...,
+    backoff: Backoff = ...,
+    atomic: bool = ...,
+    takes_context: Literal[False] = ...,
+) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+def task(
+    func: Callable[..., Any] | None = None,
+    /,
+    *,
+    queue_name: str = "default",
+    priority: int = 0,
+    max_attempts: int | None = None,
+    timeout: float | timedelta | None = None,
+    backoff: Backoff = Backoff(),  # noqa: B008 (frozen)
+    atomic: bool = False,
+    takes_context: bool = False,
+) -> Any:
+    """Make a task of a function of a module: ``@task`` or ``@task(queue_name="billing", ...)``.
+
+    ``timeout`` is the longest an attempt may run, in seconds. ``atomic=True`` runs a plain function and the
+    record of its success in one transaction on the jobs' database, and needs a timeout. ``takes_context=True``
+    passes a ``JobContext`` as the first argument, which callers leave out. Raises InvalidOption.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Task[Any, Any]:
+        if not callable(function) or not hasattr(function, "__qualname__"):
+            raise InvalidOption(f"@task takes a function, not {function!r}.")
+        if "<locals>" in function.__qualname__ or "." in function.__qualname__:
+            raise InvalidOption(f"{function.__qualname__}: a task is a function of a module, so that workers find it.")
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and not seconds > 0:
+            raise InvalidOption(f"timeout={timeout!r}: more than 0 seconds, or None.")
+        if atomic and inspect.iscoroutinefunction(function):
+            raise InvalidOption(
+                f"{function.__qualname__}: atomic=True is for plain functions; Django has no async one."
+            )
+        if atomic and seconds is None and conf.current().TIMEOUT is None:
+            raise InvalidOption(f"{function.__qualname__}: atomic=True needs a timeout; it holds a transaction open.")
+        path = f"{function.__module__}.{function.__qualname__}"
+        _declared.add(path)
+        return Task(
+            path=path,
+            func=function,
+            queue_name=queue_name,
+            priority=priority,
+            max_attempts=max_attempts,
+            timeout=seconds,
+            backoff=backoff,
+            atomic=atomic,
+            takes_context=takes_context,
+            signature=payload.Signature(function, skip_context=takes_context),
+        )
+
+    return decorate if func is None else decorate(func)
+
+
+def task_by_name(path: str) -> Task[..., Any]:
+    """A task whose code is elsewhere: only its import path is known, and nothing is imported.
+
+    Its jobs have the settings' defaults, and their arguments are checked by the worker that has the code.
+    Raises InvalidOption when ``path`` is no import path.
+    """
+    return Task(path)
+
+
+def enqueue(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
+    """The same as ``task.enqueue(*args, **kwargs)``."""
+    return task.enqueue(*args, **kwargs)
+
+
+def enqueue_many(calls: Iterable[Call]) -> list[Enqueued]:
+    """Make all these jobs, or none; answers in the order of ``calls``.
+
+    In bounded statements, in the transaction that is open on their database or one of their own. Calls for
+    several databases are one transaction on each.
+    """
+    wanted = list(calls)
+    if stray := next((call for call in wanted if not isinstance(call, Call)), None):
+        raise TypeError(f"enqueue_many takes calls, as task.call(...) makes them, not {type(stray).__name__}.")
+    answers: list[Enqueued | None] = [None] * len(wanted)
+    for database in dict.fromkeys(call.database for call in wanted):
+        places = [place for place, call in enumerate(wanted) if call.database == database]
+        enqueued = transitions.enqueue_many(database, [wanted[place].job for place in places])
+        for place, answer in zip(places, enqueued, strict=True):
+            answers[place] = answer
+    return [answer for answer in answers if answer is not None]
+
+
+def resolve(path: str) -> Task[Any, Any]:
+    """The task at this import path. Raises TaskNotFound, and remembers that for half a minute."""
+    if found := _known.get(path):
+        return found
+    if time.monotonic() < _unknown_until.get(path, 0):
+        raise TaskNotFound(f"{path}: no such task in this process.")
+    try:
+        found = import_string(path)
+        if not isinstance(found, Task) or found.path != path:
+            raise TaskNotFound(f"{path} is no task: decorate the function of that name in its module with @task.")
+    except Exception as error:
+        # Whatever a module raises at import. Bounded: paths come from rows, which anybody may insert.
+        if len(_unknown_until) > 10_000:
+            _unknown_until.clear()
+        _unknown_until[path] = time.monotonic() + _UNKNOWN_SECONDS
+        if isinstance(error, TaskNotFound):
+            raise
+        raise TaskNotFound(f"{path}: {type(error).__name__}: {error}") from error
+    _known[path] = found
+    return found
+
+
+def declared_tasks() -> list[str]:
+    """Paths of the tasks whose modules this process has imported."""
+    return sorted(_declared)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_run_after(moment: object) -> None:
+    if moment is None:
+        return
+    if isinstance(moment, timedelta):
+        if abs(moment) > _MAX_WAIT:
+            raise InvalidOption(f"run_after={moment!r}: at most {_MAX_WAIT.days} days from now.")
+    elif isinstance(moment, datetime):
+        if timezone.is_naive(moment):
+            raise InvalidOption(
+                f"run_after={moment!r} has no time zone: use django.utils.timezone.now() or make_aware(), "
+                "or pass a timedelta."
+            )
+    else:
+        raise InvalidOption(f"run_after={moment!r}: pass an aware datetime or a timedelta.")
+
+
+def _check_key(key: object) -> None:
+    if key is None:
+        return
+    if not isinstance(key, str) or not 1 <= len(key) <= 200:
+        raise InvalidOption(f"idempotency_key={key!r:.300}: a text of 1 to 200 characters, or None for no key.")
+    try:
+        payload.dump(key, where="idempotency_key", limit=None)
+    except InvalidPayload as error:
+        raise InvalidOption(str(error)) from error
