@@ -1,0 +1,170 @@
+"""``manage.py pgqueue_worker``: run one worker in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import connections, router
+from django.utils.module_loading import autodiscover_modules
+
+from pgqueue_django import conf
+from pgqueue_django.models import Job
+from pgqueue_django.tasks import QUEUE_NAME, declared_tasks
+from pgqueue_django.worker.connections import describe
+from pgqueue_django.worker.loop import Loop, Options
+
+logger = logging.getLogger("pgqueue_django.worker")
+
+_SECOND_SIGNAL_SECONDS = 2.0  # after which the process ends whatever it is in the middle of
+
+
+class Command(BaseCommand):
+    help = (
+        "Run jobs until SIGTERM or SIGINT: then finish what runs, for --shutdown-timeout seconds, and give the rest "
+        "back uncharged. Exit codes: 0 clean, 2 bad options, 7 jobs had to be given back, 130/143 second signal."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        settings = conf.current()
+        parser.add_argument("--queues", type=_names, default=(), help="only these, in strict order: a,b")
+        parser.add_argument("--exclude-queues", type=_names, default=(), help="all but these: a,b")
+        parser.add_argument(
+            "--concurrency",
+            type=_at_least(int, 1),
+            default=settings.CONCURRENCY,
+            help=f"jobs at the same time ({settings.CONCURRENCY})",
+        )
+        parser.add_argument(
+            "--lease",
+            type=_at_least(float, 0.5),
+            default=settings.LEASE,
+            help=f"seconds a job is this worker's without a heartbeat ({settings.LEASE:g})",
+        )
+        parser.add_argument(
+            "--poll-interval",
+            type=_at_least(float, 0.01),
+            default=settings.POLL_INTERVAL,
+            help=f"seconds between looks that no notification asked for ({settings.POLL_INTERVAL:g})",
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=_at_least(float, 0),
+            default=settings.SHUTDOWN_TIMEOUT,
+            help=f"seconds for handlers to finish ({settings.SHUTDOWN_TIMEOUT:g})",
+        )
+        parser.add_argument("--no-listen", action="store_true", help="poll only (behind a transaction pooler)")
+        parser.add_argument("--drain", action="store_true", help="end when nothing is due")
+        parser.add_argument("--once", action="store_true", help="run one job, if one is due, and end")
+        parser.add_argument("--max-jobs", type=_at_least(int, 1), help="end after so many jobs")
+        parser.add_argument("--database", help="alias of the jobs' database (the router's for the Job model)")
+        parser.add_argument("--name", default="", help="shown to people (host:pid)")
+
+    def handle(self, **given: Any) -> None:
+        using = given["database"] or router.db_for_write(Job)
+        if using not in connections:
+            raise CommandError(f"--database {using}: not in DATABASES ({', '.join(connections)}).", returncode=2)
+        _log_to_stderr()
+        autodiscover_modules("tasks")
+        options = Options(
+            using=using,
+            name=given["name"],
+            queues=given["queues"],
+            excluded=given["exclude_queues"],
+            concurrency=given["concurrency"],
+            lease=given["lease"],
+            poll_interval=given["poll_interval"],
+            shutdown_timeout=given["shutdown_timeout"],
+            listen=conf.current().LISTEN and not given["no_listen"],
+            drain=given["drain"] or given["once"],
+            max_jobs=1 if given["once"] else given["max_jobs"],
+        )
+        loop = Loop(options)
+        _listen_to_signals(loop)
+        _announce(loop)
+        code = loop.run()
+        if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
+            # Interpreter shutdown would wait for threads that such a handler has started.
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        if code:
+            sys.exit(code)
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not QUEUE_NAME.fullmatch(name):
+            raise ValueError(name)
+    return names
+
+
+_names.__name__ = "comma-separated queue names"  # argparse puts it into its message
+
+
+def _at_least(kind: type[float] | type[int], least: float) -> Any:
+    def number(text: str) -> float:
+        value = kind(text)
+        if not value >= least:
+            raise ValueError(text)
+        return value
+
+    number.__name__ = f"number of at least {least:g}"
+    return number
+
+
+def _log_to_stderr() -> None:
+    """A worker that logs nothing is a riddle: Django's own handler is silent unless DEBUG is on."""
+    package = logging.getLogger("pgqueue_django")
+    if not package.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        package.addHandler(handler)
+    if package.level == logging.NOTSET and not package.isEnabledFor(logging.INFO):
+        package.setLevel(logging.INFO)
+
+
+def _listen_to_signals(loop: Loop) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return  # whoever runs us in a thread calls loop.stop()
+    seen = 0
+
+    def hear(number: int, frame: object) -> None:
+        nonlocal seen
+        seen += 1
+        loop.stop(number)
+        if seen == 2:
+            # Even if the loop hangs in the database.
+            watchdog = threading.Timer(_SECOND_SIGNAL_SECONDS, os._exit, [128 + number])
+            watchdog.daemon = True
+            watchdog.start()
+        elif seen > 2:
+            os._exit(128 + number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hear)
+
+
+def _announce(loop: Loop) -> None:
+    options = loop.options
+    logger.info(
+        "worker %s: database %s (%s), queues %s%s, %d slots, lease %g s, heartbeat %g s, %s, tasks: %s",
+        loop.worker_id,
+        options.using,
+        describe(connections[options.using]),
+        ", ".join(options.queues) or "all",
+        f" but {', '.join(options.excluded)}" if options.excluded else "",
+        options.concurrency,
+        options.lease,
+        options.heartbeat,
+        f"listening and polling each {options.poll_interval:g} s" if options.listen else "polling only",
+        ", ".join(declared_tasks()) or "none found yet",
+    )

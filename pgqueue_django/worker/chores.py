@@ -1,0 +1,185 @@
+"""Housekeeping of the whole queue, done by whichever worker takes it: no leader, no election.
+
+Each chore is a row with the moment when it is due. One UPDATE takes it and moves that moment on, then one
+bounded batch runs with no lock on the row; so the work does not grow with the number of workers, and a worker
+that dies in the middle costs one interval. Only adopting jobs is each worker's own, since each knows its tasks.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+from django.db import connections, transaction
+
+from pgqueue_django import transitions
+from pgqueue_django.exceptions import TaskNotFound
+from pgqueue_django.tasks import resolve
+from pgqueue_django.worker.connections import Grumbler, drop, open_own
+
+REAP, PROMOTE = "reap", "promote"
+
+_SOON = 0.01  # seconds to the next batch when this one was full, and the shortest interval of promote
+
+# At the first start, and after a test or a person has emptied the table.
+_PREPARE = "INSERT INTO pgqueue_chore (name) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING"
+
+_FORGET_WORKERS = "DELETE FROM pgqueue_worker WHERE heartbeat_at < statement_timestamp() - interval '1 hour'"
+
+_NEXT = "SELECT EXTRACT(EPOCH FROM min(due_at) - statement_timestamp())::float8, count(*) FROM pgqueue_chore"
+
+_TAKE = """
+    UPDATE pgqueue_chore SET due_at = statement_timestamp() + make_interval(secs => %s)
+    WHERE name = %s AND due_at <= statement_timestamp()
+"""
+
+_HURRY = """
+    UPDATE pgqueue_chore SET due_at = statement_timestamp() + make_interval(secs => %s)
+    WHERE name = %s AND due_at > statement_timestamp() + make_interval(secs => %s)
+"""
+
+# The earliest waiting job's moment, or nothing; one probe of the index.
+_EARLIEST = """
+    SELECT EXTRACT(EPOCH FROM run_after - statement_timestamp())::float8 FROM pgqueue_job
+    WHERE state IN ('scheduled', 'retrying') ORDER BY run_after LIMIT 1
+"""
+
+
+class Chores(threading.Thread):
+    """Does what is due until ``stop``; looks at once when ``nudge`` is called.
+
+    ``promoted`` hears that jobs have become ready. ``takes`` says whether this worker takes a queue.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        *,
+        worker_id: str,
+        interval: float,
+        adopt_at_once: int,
+        queues: Collection[str],
+        excluded: Collection[str],
+        promoted: Callable[[], None],
+    ) -> None:
+        super().__init__(name="pgqueue chores", daemon=True)
+        self._using = using
+        self._worker_id = worker_id
+        self._interval = interval
+        self._adopt_at_once = adopt_at_once
+        self._queues = queues
+        self._excluded = excluded
+        self._promoted = promoted
+        self._nudged = threading.Event()
+        self._stopping = False
+        self._hurried = False
+        self._grumbler = Grumbler("chores")
+
+    def nudge(self) -> None:
+        """A waiting job may be due before the next look."""
+        self._hurried = True
+        self._nudged.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._nudged.set()
+
+    def run(self) -> None:
+        open_own(self._using, "chores")
+        pause = 0.0
+        while not self._stopping:
+            self._nudged.wait(pause)
+            self._nudged.clear()
+            if not self._stopping:
+                pause = self._try()
+        drop(self._using)
+
+    def _try(self) -> float:
+        try:
+            pause = self.look()
+        except Exception as error:  # whatever it is: the queue would stand still without this thread
+            self._grumbler.failed(error)
+            drop(self._using)
+            return random.uniform(0.2, 1.0)  # noqa: S311
+        self._grumbler.worked()
+        return pause
+
+    def look(self) -> float:
+        """Do what is due; return the seconds until the next look."""
+        if self._hurried:
+            self._hurried = False
+            self._hurry_promote()
+        if self._take(REAP):
+            self._reap()
+        if self._take(PROMOTE):
+            self._promote()
+        adopted_all = self._adopt()
+        wait, known = self._query(_NEXT)[0]
+        if known < 2:
+            self._execute(_PREPARE, [[REAP, PROMOTE]])
+            return 0.0
+        if not adopted_all:
+            return _SOON
+        # A little late on purpose, each worker by another little: they would all meet at the row.
+        return min(self._interval, max(0.0, float(wait))) + random.uniform(0, 0.02 * self._interval)  # noqa: S311
+
+    def _reap(self) -> None:
+        if transitions.reap(self._using, by=self._worker_id) == transitions.BATCH:
+            self._execute(_HURRY, [_SOON, REAP, _SOON])
+        self._execute(_FORGET_WORKERS)
+
+    def _promote(self) -> None:
+        moved = transitions.promote(self._using)
+        if moved:
+            self._promoted()
+        if moved == transitions.BATCH:
+            self._execute(_HURRY, [_SOON, PROMOTE, _SOON])
+        else:
+            self._hurry_promote(overdue=bool(moved))
+
+    def _hurry_promote(self, *, overdue: bool = True) -> None:
+        """Let promote be due when the earliest waiting job is.
+
+        Not for one that is overdue after a run that moved nothing: somebody holds its row, and looking at it a
+        hundred times a second would not free it.
+        """
+        rows = self._query(_EARLIEST)
+        if rows and rows[0][0] < self._interval and (overdue or rows[0][0] > 0):
+            wait = max(_SOON, rows[0][0])
+            self._execute(_HURRY, [wait, PROMOTE, wait])
+
+    def _adopt(self) -> bool:
+        """Take on jobs that others handed back and that this worker knows. False: there may be more."""
+        known = [path for path in transitions.parked_tasks(self._using) if _is_known(path)]
+        if not known:
+            return True
+        moved = transitions.adopt(
+            self._using, known, queues=self._queues, excluded=self._excluded, limit=self._adopt_at_once
+        )
+        if moved:
+            self._promoted()
+        return moved < self._adopt_at_once
+
+    def _take(self, name: str) -> bool:
+        return self._execute(_TAKE, [self._interval, name]) == 1
+
+    def _execute(self, sql: str, params: list[Any] | None = None) -> int:
+        # atomic: so that READ COMMITTED is stated, whatever the server's default is.
+        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
+    def _query(self, sql: str) -> list[Any]:
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+
+def _is_known(path: str) -> bool:
+    try:
+        resolve(path)
+    except TaskNotFound:
+        return False
+    return True

@@ -1,0 +1,157 @@
+"""The worker's own database connections.
+
+Each thread of the machine has one, made from the project's settings for the jobs' database and put in
+``connections[alias]`` of that thread, so that the verbs find it. None comes from Django's pool (a pool that the
+handlers have emptied must not stop a heartbeat), all use READ COMMITTED and autocommit whatever the project
+sets, and a peer that went silent is noticed by TCP within half a minute.
+
+Handlers have the project's own connections; what an attempt may leave behind on them is looked at here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
+from psycopg import pq
+
+logger = logging.getLogger("pgqueue_django.worker")
+
+READ_ONLY = "25006"  # cannot execute ... in a read-only transaction
+
+_SOCKET = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # milliseconds
+}
+
+
+def open_own(using: str, role: str) -> BaseDatabaseWrapper:
+    """Give this thread a connection of its own in ``connections[using]``. Connects at its first use."""
+    wrapper = connections.create_connection(using)
+    options = {key: value for key, value in wrapper.settings_dict["OPTIONS"].items() if key not in ("pool", "service")}
+    if service := wrapper.settings_dict["OPTIONS"].get("service"):
+        options["service"] = service
+    wrapper.settings_dict = {
+        **wrapper.settings_dict,
+        "AUTOCOMMIT": True,
+        "CONN_MAX_AGE": None,
+        "CONN_HEALTH_CHECKS": False,
+        "OPTIONS": {
+            **_SOCKET,
+            **options,
+            "isolation_level": IsolationLevel.READ_COMMITTED,
+            "application_name": f"pgqueue {role}",
+        },
+    }
+    connections[using] = wrapper
+    return wrapper
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether the connection, not the statement, is what failed: a new connection may do better.
+
+    A server that has become read-only was failed over, and its replacement is behind the same name.
+    """
+    cause = error.__cause__ or error
+    return isinstance(error, OperationalError | InterfaceError) or getattr(cause, "sqlstate", None) == READ_ONLY
+
+
+def drop(using: str) -> None:
+    """Throw this thread's connection away; the next use opens a new one. Never raises."""
+    wrapper = connections[using]
+    # A connection in the middle of an atomic block refuses close(); what is thrown away has no block to end.
+    wrapper.in_atomic_block = False
+    wrapper.savepoint_ids = []
+    wrapper.run_on_commit = []
+    wrapper.needs_rollback = False
+    wrapper.closed_in_transaction = False
+    try:
+        wrapper.close()
+    except (DatabaseError, InterfaceError):
+        wrapper.connection = None
+
+
+def left_open() -> str | None:
+    """What an attempt left behind on this thread's connections: an open transaction is thrown away and named.
+
+    Otherwise the next attempts on this thread would succeed with nothing of theirs ever committed.
+    """
+    found = None
+    for wrapper in connections.all(initialized_only=True):
+        if wrapper.connection is None:
+            continue
+        fault = _fault(wrapper)
+        if fault:
+            found = f"{fault} on database {wrapper.alias!r}"
+            drop(wrapper.alias)
+    return found
+
+
+def _fault(wrapper: BaseDatabaseWrapper) -> str | None:
+    if wrapper.in_atomic_block:
+        return "an atomic block"
+    if wrapper.needs_rollback:
+        return "a transaction that needs a rollback"
+    if not wrapper.autocommit and wrapper.settings_dict["AUTOCOMMIT"]:
+        return "autocommit switched off"
+    if wrapper.vendor == "postgresql" and wrapper.settings_dict["AUTOCOMMIT"]:
+        status = wrapper.connection.info.transaction_status
+        if status not in (pq.TransactionStatus.IDLE, pq.TransactionStatus.UNKNOWN):
+            return "a transaction"
+    return None
+
+
+class Backoff:
+    """Seconds to wait before a connection is tried again: jittered, at most 2."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> float:
+        self._failures += 1
+        return min(2.0, 0.05 * 2.0 ** min(self._failures, 10)) * (0.5 + random.random() / 2)  # noqa: S311
+
+    def worked(self) -> None:
+        self._failures = 0
+
+    @property
+    def failing(self) -> bool:
+        return self._failures > 0
+
+
+class Grumbler:
+    """Logs the first of a row of equal troubles, then one each half minute with their number."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._count = 0
+        self._next = 0.0
+
+    def failed(self, error: BaseException) -> None:
+        self._count += 1
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + 30
+            logger.warning("%s: %s (%d so far); trying again", self._subject, _first_line(error), self._count)
+
+    def worked(self) -> None:
+        if self._count:
+            logger.warning("%s: works again after %d failures", self._subject, self._count)
+        self._count, self._next = 0, 0.0
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def describe(wrapper: Any) -> str:
+    """Where this connection leads, for the start banner; no password."""
+    settings = wrapper.settings_dict
+    return f"{settings['HOST'] or 'local'}:{settings['PORT'] or 5432}/{settings['NAME']}"

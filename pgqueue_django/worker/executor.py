@@ -1,0 +1,319 @@
+"""One claimed job to one outcome.
+
+Owns an attempt: decodes its arguments, calls its handler (in this thread, or on the event loop), and turns
+whatever comes back or flies out into a value of ``outcomes``. It never touches the job table, save for
+``atomic=True``, whose success commits with the handler's writes. Nothing escapes: every BaseException of a
+handler is an outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+import threading
+import time
+import traceback
+from typing import Any
+
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from django.db import close_old_connections, connections, reset_queries, transaction
+
+from pgqueue_django import conf, payload, transitions
+from pgqueue_django.backoff import Backoff
+from pgqueue_django.context import JobContext
+from pgqueue_django.exceptions import InvalidPayload, JobTimeout, LeaseLost, PermanentError, Retry
+from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Outcome, Released, Retried, Settled, Succeeded
+from pgqueue_django.tasks import Task
+from pgqueue_django.transitions import Claimed, Settlement
+from pgqueue_django.worker.connections import drop, left_open
+
+MAX_MESSAGE = 2_000  # characters kept of an error's message
+MAX_TRACEBACK = 10_000
+
+
+def lease_clock() -> float:
+    """Seconds on a clock that goes on while the machine sleeps: a lease does, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
+class Attempt:
+    """A job that this process holds, from its claim until its outcome is in the row.
+
+    Made by the loop; begun by a slot; its lease is moved by the heartbeat; ended by whoever comes first: the
+    handler, its deadline, a cancel or a lost lease.
+    """
+
+    __slots__ = (
+        "_progress",
+        "begun_at",
+        "claimed_at",
+        "coroutine",
+        "deadline",
+        "ended",
+        "ended_at",
+        "job",
+        "lease_until",
+        "settled_inside",
+        "slot",
+        "task",
+        "timeout",
+        "void",
+    )
+
+    def __init__(self, job: Claimed, task: Task[Any, Any], lease_until: float) -> None:
+        self.job = job
+        self.task = task
+        self.lease_until = lease_until  # on lease_clock(), counted from before the claim was sent
+        self.claimed_at = time.monotonic()
+        self.begun_at: float | None = None
+        self.timeout = task.timeout if task.timeout is not None else conf.current().TIMEOUT
+        self.deadline: float | None = None
+        self.ended = False  # its outcome is with the loop; what comes later is void
+        self.ended_at: float | None = None
+        self.settled_inside = False  # its outcome is in the row already
+        self.void = threading.Event()  # cancelled, timed out, or its lease is lost
+        self.slot: Any = None  # where it runs: how slots.py interrupts it
+        self.coroutine: asyncio.Task[None] | None = None
+        self._progress: str | None = None
+
+    def begin(self) -> bool:
+        """Start its clock. False: its lease may have ended, and another worker may have begun it."""
+        if lease_clock() >= self.lease_until:
+            return False
+        self.begun_at = time.monotonic()
+        if self.timeout is not None:
+            self.deadline = self.begun_at + self.timeout
+        return True
+
+    def report(self, progress: str) -> None:
+        self._progress = progress
+
+    def take_progress(self) -> str | None:
+        """The newest progress, once."""
+        progress, self._progress = self._progress, None
+        return progress
+
+    def keep_progress(self, progress: str) -> None:
+        """Give back what could not be sent, unless the handler has reported since."""
+        if self._progress is None:
+            self._progress = progress
+
+    def context(self) -> JobContext:
+        return JobContext(
+            job_id=self.job.id,
+            attempt=self.job.attempt,
+            max_attempts=self.job.max_attempts,
+            deadline=self.deadline,
+            cancelled=self.void,
+            report=self.report,
+        )
+
+    def settlement(self, outcome: Settled) -> Settlement:
+        if self.begun_at is None:
+            return Settlement(self.job, outcome)
+        waited = self.begun_at - self.claimed_at
+        ran = (self.ended_at or time.monotonic()) - self.begun_at
+        return Settlement(self.job, outcome, self.job.pickup_seconds + waited, ran)
+
+
+def run(attempt: Attempt, using: str) -> Outcome:
+    """Run a plain handler in this thread, each like a request of its own."""
+    if not attempt.begin():
+        return Released()
+    # An empty context: no language, no time zone, no variable of the attempt before.
+    return contextvars.Context().run(_run, attempt, using)
+
+
+def _run(attempt: Attempt, using: str) -> Outcome:
+    used = connections.all(initialized_only=True)
+    if used:
+        _between_attempts()
+    outcome: Outcome
+    try:
+        try:
+            args, kwargs = _arguments(attempt)
+        except InvalidPayload as error:
+            return Failed(_failure(Kind.PAYLOAD, error))
+        try:
+            if attempt.task.atomic:
+                outcome = _call_atomically(attempt, args, kwargs, using)
+            else:
+                outcome = _succeeded(_handler(attempt)(*args, **kwargs))
+        except BaseException as error:  # SystemExit of a handler, too, is an outcome
+            outcome = ended_with(attempt, error)
+        if (used or connections.all(initialized_only=True)) and (left := left_open()):
+            outcome = _transaction_left(attempt, outcome, left)
+        return outcome
+    finally:
+        if connections.all(initialized_only=True):
+            _between_attempts()
+
+
+async def run_async(attempt: Attempt) -> Outcome:
+    """Run an async handler on this event loop; its synchronous parts get a thread and connections of its own."""
+    if not attempt.begin():
+        return Released()
+    try:
+        args, kwargs = _arguments(attempt)
+    except InvalidPayload as error:
+        return Failed(_failure(Kind.PAYLOAD, error))
+    outcome: Outcome
+    async with ThreadSensitiveContext() as own_thread:
+        try:
+            outcome = _succeeded(await _handler(attempt)(*args, **kwargs))
+        except BaseException as error:
+            outcome = ended_with(attempt, error)
+        if own_thread in SyncToAsync.context_to_thread_executor:
+            left = await sync_to_async(_close_connections)()
+            if left:
+                outcome = _transaction_left(attempt, outcome, left)
+    return outcome
+
+
+def _close_connections() -> str | None:
+    left = left_open()
+    connections.close_all()
+    return left
+
+
+def _between_attempts() -> None:
+    close_old_connections()
+    reset_queries()
+
+
+def _arguments(attempt: Attempt) -> tuple[list[Any], dict[str, Any]]:
+    job, signature = attempt.job, attempt.task.signature
+    if signature is None:
+        args, kwargs = payload.load(job.args, job.kwargs)
+    else:
+        args, kwargs = signature.decode(job.args, job.kwargs)
+    return ([attempt.context(), *args] if attempt.task.takes_context else args), kwargs
+
+
+def _handler(attempt: Attempt) -> Any:
+    return attempt.task.func
+
+
+class _BadResult(Exception):
+    """The handler returned; what it returned cannot be stored."""
+
+
+def _succeeded(result: Any) -> Succeeded:
+    if result is None:
+        return Succeeded("null")
+    try:
+        return Succeeded(payload.dump(result, where="result", limit=conf.current().MAX_PAYLOAD_BYTES))
+    except InvalidPayload as error:
+        raise _BadResult(str(error)) from error
+
+
+def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Succeeded:
+    """The handler's writes and the fenced settle in one transaction; a lost lease rolls both back."""
+    with transaction.atomic(using=using, durable=True):
+        with connections[using].cursor() as cursor:
+            # Above READ COMMITTED every heartbeat of this row would make the settle a serialization failure.
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        outcome = _succeeded(_handler(attempt)(*args, **kwargs))
+        settlement = attempt.settlement(outcome)
+        while True:
+            if attempt.void.is_set():
+                raise LeaseLost("The attempt was cancelled, timed out or lost its lease before it could commit.")
+            fenced = transitions.settle_inside(using, settlement)
+            if fenced.moved:
+                break
+            if fenced.gone:
+                raise LeaseLost("The job was cancelled or given to another worker; this attempt is rolled back.")
+            # Busy: a heartbeat has the row for a moment, or a person's session for longer.
+            if attempt.void.wait(0.02):
+                continue
+            if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+                raise JobTimeout("Somebody held the job's row until the deadline.")
+    attempt.settled_inside = True
+    return outcome
+
+
+def ended_with(attempt: Attempt, error: BaseException) -> Settled:
+    """What an exception means for the job."""
+    if isinstance(error, PermanentError):
+        return Failed(_failure(Kind.PERMANENT, error))
+    if isinstance(error, Retry):
+        return again(attempt, _failure(Kind.RETRY, error), error.delay)
+    if isinstance(error, _BadResult):
+        return again(attempt, _failure(Kind.RESULT, error.__cause__ or error))
+    if isinstance(error, JobTimeout):
+        return again(attempt, _failure(Kind.TIMEOUT, error))
+    return again(attempt, _failure(Kind.ERROR, error))
+
+
+def again(attempt: Attempt, failure: Failure, delay: float | None = None) -> Settled:
+    """A failed attempt that may be tried again: retrying while attempts are left, else dead."""
+    job = attempt.job
+    if job.attempt >= job.max_attempts:
+        return DeadLettered(failure)
+    if delay is None:
+        delay = Backoff.from_numbers(json.loads(job.backoff)).delay(job.attempt)
+    return Retried(failure, delay)
+
+
+def timed_out(attempt: Attempt) -> Settled:
+    """The outcome at the deadline, while the handler may still be running."""
+    message = f"The attempt ran longer than its timeout of {attempt.timeout:g} s."
+    return again(attempt, Failure(Kind.TIMEOUT, "JobTimeout", message))
+
+
+def unrecordable(attempt: Attempt, error: BaseException) -> Settled:
+    """The outcome of an attempt whose own outcome the database refuses to take."""
+    message = payload.storable_text(f"The outcome could not be recorded: {error}", MAX_MESSAGE)
+    return again(attempt, Failure(Kind.RESULT, _type_name(error), message))
+
+
+def _transaction_left(attempt: Attempt, outcome: Outcome, left: str) -> Outcome:
+    if isinstance(outcome, Succeeded) and attempt.settled_inside:
+        return outcome
+    if not isinstance(outcome, Succeeded):
+        return outcome  # the handler's own error says more
+    message = f"The handler left {left} open. Its writes there are rolled back and the connection is closed."
+    return again(attempt, Failure(Kind.TRANSACTION, "TransactionLeftOpen", message))
+
+
+def _failure(kind: Kind, error: BaseException) -> Failure:
+    return Failure(
+        kind,
+        _type_name(error),
+        payload.storable_text(_text(error), MAX_MESSAGE),
+        payload.storable_text(_traceback(error), MAX_TRACEBACK),
+    )
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return payload.storable_text(name, 200)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # a __str__ may raise anything
+        return "<an error whose __str__ raises>"
+
+
+def _traceback(error: BaseException) -> str:
+    # Without our own frame on top, which says nothing.
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    try:
+        return "".join(traceback.format_exception(type(error), error, frames, limit=-40))
+    except BaseException:  # it calls __str__, __repr__ and __notes__ of strangers
+        return "".join(traceback.format_tb(frames, limit=-40))
+
+
+def throw_connections_away() -> None:
+    """After an SQL cancel or an injected exception: nobody knows what these connections are in the middle of."""
+    for wrapper in connections.all(initialized_only=True):
+        drop(wrapper.alias)
+
+
+def prepare_thread(wrappers: list[Any]) -> None:
+    """Collect this thread's connection objects, none of them connected: their statements can then be cancelled."""
+    wrappers.extend(connections[alias] for alias in connections)

@@ -1,0 +1,121 @@
+"""Leases: a thread with a connection of its own that extends them all, whatever the rest of the worker does.
+
+Owns the moment ``lease_until`` of each attempt. It never waits for a row, a handler or the loop. What the fence
+answers goes to the loop as an event: *gone* means that the attempt is void.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from django.db import connections
+
+from pgqueue_django import transitions
+from pgqueue_django.states import State
+from pgqueue_django.worker.connections import Grumbler, drop, open_own
+from pgqueue_django.worker.executor import Attempt, lease_clock
+
+_AGAIN_SECONDS = 0.5  # after a beat that met a row which someone holds
+
+_REGISTER = """
+    INSERT INTO pgqueue_worker (id, name, host, pid, queues, concurrency, running, lease_seconds)
+    VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s)
+    ON CONFLICT (id) DO UPDATE SET running = excluded.running, heartbeat_at = statement_timestamp()
+"""
+
+
+class Heartbeat(threading.Thread):
+    """Beats at once when ``nudge`` is called, else each ``interval`` seconds, until ``stop``.
+
+    ``held`` gives the attempts at this moment; ``lost`` hears of each that is gone, with its state now (None:
+    the row is gone, too); ``row`` is this worker's row in the table of workers, without the count of ``running``.
+    """
+
+    def __init__(
+        self,
+        using: str,
+        *,
+        interval: float,
+        lease_seconds: float,
+        held: Callable[[], Iterable[Attempt]],
+        lost: Callable[[Attempt, State | None], None],
+        row: Callable[[int], list[object]],
+    ) -> None:
+        super().__init__(name="pgqueue heartbeat", daemon=True)
+        self._using = using
+        self._interval = interval
+        self._lease_seconds = lease_seconds
+        self._held = held
+        self._lost = lost
+        self._row = row
+        self._nudged = threading.Event()
+        self._stopping = False
+        self._grumbler = Grumbler("heartbeat")
+
+    def nudge(self) -> None:
+        self._nudged.set()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._nudged.set()
+
+    def run(self) -> None:
+        open_own(self._using, "heartbeat")
+        pause = 0.0
+        while not self._stopping:
+            self._nudged.wait(pause)
+            self._nudged.clear()
+            if not self._stopping:
+                pause = self._try_to_beat()
+        drop(self._using)
+
+    def _try_to_beat(self) -> float:
+        """Beat, and return the seconds until the next one."""
+        try:
+            busy = self.beat()
+        except Exception as error:  # whatever it is: without this thread every lease would be lost
+            self._grumbler.failed(error)
+            drop(self._using)
+            return min(self._interval / 4, 1.0)
+        self._grumbler.worked()
+        return min(_AGAIN_SECONDS, self._interval) if busy else self._interval
+
+    def beat(self) -> bool:
+        """Extend every lease once. True: some rows were busy, try again soon."""
+        attempts = {attempt.job.id: attempt for attempt in self._held()}
+        ids = sorted(attempts)
+        busy = False
+        for start in range(0, len(ids), transitions.BATCH):
+            part = [attempts[id] for id in ids[start : start + transitions.BATCH]]
+            busy |= self._beat_for(part)
+        with connections[self._using].cursor() as cursor:
+            cursor.execute(_REGISTER, self._row(len(attempts)))  # type: ignore[arg-type]
+        return busy
+
+    def _beat_for(self, attempts: list[Attempt]) -> bool:
+        progress = {attempt.job.id: note for attempt in attempts if (note := attempt.take_progress()) is not None}
+        sent_at = lease_clock()
+        try:
+            fenced = transitions.heartbeat(
+                self._using,
+                [attempt.job.pair for attempt in attempts],
+                lease_seconds=self._lease_seconds,
+                progress=progress,
+            )
+        except BaseException:
+            self._keep_progress(attempts, progress, progress)
+            raise
+        self._keep_progress(attempts, progress, fenced.busy)
+        for attempt in attempts:
+            if attempt.job.id in fenced.moved:
+                attempt.lease_until = max(attempt.lease_until, sent_at + self._lease_seconds)
+            elif attempt.job.id in fenced.gone:
+                self._lost(attempt, fenced.gone[attempt.job.id])
+        return bool(fenced.busy)
+
+    @staticmethod
+    def _keep_progress(attempts: list[Attempt], progress: dict[int, str], unsent: Iterable[int]) -> None:
+        for attempt in attempts:
+            if attempt.job.id in progress and attempt.job.id in set(unsent):
+                attempt.keep_progress(progress[attempt.job.id])

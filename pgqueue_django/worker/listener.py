@@ -1,0 +1,61 @@
+"""LISTEN: a thread with a plain psycopg connection that tells the loop what it hears.
+
+A hint only. Nothing waits for it: when the connection is lost the worker polls as ever, and this thread tries
+to listen again until it can; since it may have missed something meanwhile, it then reports that, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+from django.db import connections
+
+from pgqueue_django import wakeups
+from pgqueue_django.worker.connections import Backoff, Grumbler, open_own
+
+_LOOK_UP_SECONDS = 0.5  # how soon it notices that it is to stop
+
+
+class Listener(threading.Thread):
+    """Calls ``heard`` with each hint, and with None when it begins to listen; until ``stop``."""
+
+    def __init__(self, using: str, heard: Callable[[str | None], None]) -> None:
+        super().__init__(name="pgqueue listener", daemon=True)
+        self._using = using
+        self._heard = heard
+        self._stopping = threading.Event()
+        self._grumbler = Grumbler("listener")
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        open_own(self._using, "listener")
+        backoff = Backoff()
+        while not self._stopping.is_set():
+            try:
+                with self._connect() as connection:
+                    connection.execute(f"LISTEN {wakeups.CHANNEL}")
+                    backoff.worked()
+                    self._grumbler.worked()
+                    self._heard(None)
+                    self._listen(connection)
+            except (psycopg.Error, OSError) as error:
+                self._grumbler.failed(error)
+                self._stopping.wait(backoff.failed())
+
+    def _connect(self) -> psycopg.Connection:
+        # Not through Django's wrapper, whose cursors and time zones a connection that only listens does not need.
+        params = connections[self._using].get_connection_params()
+        for name in ("cursor_factory", "context", "isolation_level", "server_side_binding"):
+            params.pop(name, None)
+        return psycopg.connect(**{**params, "autocommit": True})
+
+    def _listen(self, connection: psycopg.Connection) -> None:
+        while not self._stopping.is_set():
+            for notice in connection.notifies(timeout=_LOOK_UP_SECONDS):
+                self._heard(notice.payload)
+                if self._stopping.is_set():
+                    return

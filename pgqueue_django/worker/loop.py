@@ -1,0 +1,661 @@
+"""The loop: claim, hand out, settle, drain. One thread, one connection, one inbox.
+
+Everything that happens reaches it as an event in ``inbox``: a handler ended, a notification came, a lease is
+lost, a signal says stop. Each turn takes what is there, writes all outcomes in one statement, claims what there
+is room for, and sleeps until the next thing that it knows of. While one flush is in flight the next one gathers
+by itself; an idle worker settles at once.
+
+Keeps: an attempt is in ``held`` from its claim until its outcome is in the row or its lease is lost; only what
+is in ``held`` gets heartbeats. The process never ends because the database is away.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import QuerySet
+
+from pgqueue_django import conf, stats, transitions, wakeups
+from pgqueue_django.exceptions import TaskNotFound
+from pgqueue_django.models import Job
+from pgqueue_django.outcomes import Outcome, Released, Settled, Succeeded
+from pgqueue_django.states import State
+from pgqueue_django.tasks import resolve
+from pgqueue_django.transitions import Claimed, Fenced, Settlement
+from pgqueue_django.worker import executor
+from pgqueue_django.worker.chores import Chores
+from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, open_own
+from pgqueue_django.worker.executor import Attempt, lease_clock
+from pgqueue_django.worker.heartbeat import Heartbeat
+from pgqueue_django.worker.listener import Listener
+from pgqueue_django.worker.slots import Slots
+
+logger = logging.getLogger("pgqueue_django.worker")
+
+CLEAN, RELEASED = 0, 7  # exit codes
+
+_FLUSH = 500  # outcomes in one settle
+_BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
+_PREFETCH_SECONDS = 0.05  # how far ahead of its slots a worker claims
+_PREFETCH_MOST = 256
+_UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
+_FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
+_QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
+_LOOK_SECONDS = 0.25  # how often deadlines are looked at
+
+
+@dataclass(frozen=True)
+class Options:
+    """How one worker works. Lengths are seconds."""
+
+    using: str
+    name: str = ""
+    queues: Sequence[str] = ()  # in this order, strictly; none: all, in turn
+    excluded: Sequence[str] = ()
+    concurrency: int = field(default_factory=lambda: conf.current().CONCURRENCY)
+    lease: float = field(default_factory=lambda: conf.current().LEASE)
+    poll_interval: float = field(default_factory=lambda: conf.current().POLL_INTERVAL)
+    shutdown_timeout: float = field(default_factory=lambda: conf.current().SHUTDOWN_TIMEOUT)
+    listen: bool = field(default_factory=lambda: conf.current().LISTEN)
+    drain: bool = False  # end when nothing is due
+    max_jobs: int | None = None  # end after so many jobs
+
+    @property
+    def heartbeat(self) -> float:
+        return min(conf.current().heartbeat, self.lease / 3)
+
+
+@dataclass(frozen=True)
+class _Ended:
+    attempt: Attempt
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class _Lost:
+    attempt: Attempt
+    state: State | None
+
+
+@dataclass(frozen=True)
+class _Woken:
+    hint: str | None  # None: something may have been missed
+
+
+@dataclass(frozen=True)
+class _Stop:
+    signal: int
+
+
+_Event = _Ended | _Lost | _Woken | _Stop
+
+
+class Loop:
+    """One worker. ``run`` returns the exit code; ``stop`` may be called from any thread and signal handler."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.name = options.name or f"{socket.gethostname()}:{os.getpid()}"
+        # Random: a worker that comes back under the same name must not take the rows of the one before for its own.
+        self.worker_id = f"{self.name[:100]}:{secrets.token_hex(4)}"
+        self.held: dict[int, Attempt] = {}
+        self.counts: dict[State, int] = {}
+        self.inbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+
+        self._using = options.using
+        self._outcomes: list[tuple[Attempt, Settled]] = []
+        self._releases: list[tuple[Claimed, bool]] = []  # with: the task is unknown here
+        self._samples: list[stats.Sample] = []  # of attempts that settled inside their own transaction
+        self._not_before = 0.0  # for writes to busy rows
+        self._slots = Slots(options.concurrency, self._using, self._attempt_ended)
+        self._prefetch = _Prefetch(options.concurrency)
+        self._supply = _Supply(options)
+
+        self._trouble = Backoff()
+        self._down_until = 0.0
+        self._must_disown = False
+        self._grumbler = Grumbler("database")
+
+        self._signals: list[int] = []
+        self._stop_at: float | None = None  # give back what still runs at this moment
+        self._left = options.max_jobs
+        self._next_look = 0.0
+        self._exit_code = CLEAN
+
+        self._heartbeat = Heartbeat(
+            self._using,
+            interval=options.heartbeat,
+            lease_seconds=options.lease,
+            held=lambda: list(self.held.values()),
+            lost=lambda attempt, state: self.inbox.put(_Lost(attempt, state)),
+            row=self._worker_row,
+        )
+        self._chores = Chores(
+            self._using,
+            worker_id=self.worker_id,
+            interval=conf.current().CHORE_INTERVAL,
+            adopt_at_once=max(100, 4 * options.concurrency),
+            queues=options.queues,
+            excluded=options.excluded,
+            promoted=lambda: self.inbox.put(_Woken(None)),
+        )
+        self._listener = Listener(self._using, self._heard) if options.listen else None
+
+    def stop(self, signal: int) -> None:
+        """Once: finish what runs. Twice: end at once."""
+        self.inbox.put(_Stop(signal))
+
+    def run(self) -> int:
+        open_own(self._using, "loop")
+        for thread in (self._heartbeat, self._chores, self._listener):
+            if thread is not None:
+                thread.start()
+        try:
+            while not self._is_done():
+                self._take_events()
+                self._look_at_clocks()
+                if time.monotonic() >= self._down_until:
+                    self._with_database(self._write)
+                if time.monotonic() >= self._down_until:
+                    self._with_database(self._claim)
+        finally:
+            self._end()
+        return self._exit_code
+
+    # Events ----------------------------------------------------------------------------------------------------
+
+    def _attempt_ended(self, attempt: Attempt, outcome: Outcome) -> None:
+        """From the slot's thread."""
+        attempt.ended_at = attempt.ended_at or time.monotonic()
+        self.inbox.put(_Ended(attempt, outcome))
+
+    def _heard(self, hint: str | None) -> None:
+        """From the listener's thread. What concerns another thread goes there directly."""
+        if hint == wakeups.CANCELLED:
+            self._heartbeat.nudge()
+        elif hint == wakeups.DUE:
+            self._chores.nudge()
+        elif hint is None or self._supply.takes(hint):
+            self.inbox.put(_Woken(hint))
+
+    def _take_events(self) -> None:
+        try:
+            event = self.inbox.get(timeout=self._sleep_seconds())
+            while True:
+                self._take(event)
+                event = self.inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _take(self, event: _Event) -> None:
+        match event:
+            case _Ended(attempt, outcome):
+                self._take_outcome(attempt, outcome)
+            case _Lost(attempt, state):
+                self._take_loss(attempt, state)
+            case _Woken(hint):
+                self._supply.woken(hint)
+            case _Stop(signal):
+                self._take_stop(signal)
+
+    def _take_outcome(self, attempt: Attempt, outcome: Outcome) -> None:
+        self._prefetch.ended(attempt)
+        if attempt.settled_inside and not isinstance(outcome, Released):
+            # It is in the row, whatever the loop thought of it meanwhile.
+            settlement = attempt.settlement(outcome)
+            self._samples.append(settlement.sample())
+            self._forget(attempt)
+            self._log(settlement)
+        elif attempt.ended:
+            pass  # its deadline, a cancel or a lost lease came first; that was logged
+        elif isinstance(outcome, Released):
+            self._releases.append((attempt.job, outcome.unknown))
+        else:
+            self._outcomes.append((attempt, outcome))
+        attempt.ended = True
+
+    def _forget(self, attempt: Attempt) -> None:
+        # The same job may be held again, by a later claim.
+        if self.held.get(attempt.job.id) is attempt:
+            del self.held[attempt.job.id]
+
+    def _take_loss(self, attempt: Attempt, state: State | None) -> None:
+        if attempt.ended or self.held.get(attempt.job.id) is not attempt:
+            return  # its outcome is on its way, and the fence will judge that
+        attempt.ended = True
+        self._forget(attempt)
+        what = "was cancelled" if state == State.CANCELLED else f"lost its lease (the job is {state or 'gone'} now)"
+        logger.warning("%s #%d %s while it ran; its outcome is void", attempt.job.task, attempt.job.id, what)
+        self._slots.interrupt(attempt)
+
+    def _take_stop(self, signal: int) -> None:
+        self._signals.append(signal)
+        if len(self._signals) == 1:
+            logger.info("stopping: %d jobs may finish, for %g s", len(self.held), self.options.shutdown_timeout)
+            self._stop_at = time.monotonic() + self.options.shutdown_timeout
+            self._give_back_unbegun()
+        else:
+            self._stop_at = time.monotonic()
+
+    # Clocks ----------------------------------------------------------------------------------------------------
+
+    def _sleep_seconds(self) -> float:
+        now = time.monotonic()
+        moments = [now + _LOOK_SECONDS] if self.held else [now + self.options.poll_interval]
+        if self._outcomes or self._releases or self._samples:
+            moments.append(max(self._not_before, self._down_until))
+        if self._may_claim() and self._room() > 0:
+            moments.append(max(self._supply.next_claim_at, self._down_until))
+        if self._must_disown:
+            moments.append(self._down_until)
+        if (oldest := self._slots.oldest_wait()) is not None:
+            moments.append(oldest + _UNBEGUN_SECONDS)
+        if self._stop_at is not None:
+            moments.append(self._stop_at)
+        return max(0.0, min(moments) - now)
+
+    def _look_at_clocks(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS / 2
+            for attempt in list(self.held.values()):
+                if attempt.deadline is not None and now >= attempt.deadline and not attempt.ended:
+                    attempt.ended = True
+                    attempt.ended_at = now
+                    self._outcomes.append((attempt, executor.timed_out(attempt)))
+                    self._slots.interrupt(attempt)
+        oldest = self._slots.oldest_wait()
+        if oldest is not None and now - oldest >= _UNBEGUN_SECONDS:
+            self._prefetch.overshot()
+            self._give_back_unbegun()
+        if self._stop_at is not None and now >= self._stop_at:
+            self._give_back_all()
+
+    def _give_back_unbegun(self) -> None:
+        for attempt in self._slots.take_back():
+            attempt.ended = True
+            self._releases.append((attempt.job, False))
+
+    def _give_back_all(self) -> None:
+        """The time to finish is over: what still runs is interrupted and goes back, uncharged."""
+        self._give_back_unbegun()
+        for attempt in self.held.values():
+            if not attempt.ended:
+                attempt.ended = True
+                self._releases.append((attempt.job, False))
+                self._slots.interrupt(attempt)
+                self._exit_code = RELEASED
+
+    # The database ----------------------------------------------------------------------------------------------
+
+    def _with_database(self, act: Callable[[], None]) -> None:
+        """Run one of our steps; if the database fails it, throw the connection away and come back later."""
+        try:
+            if self._must_disown:
+                self._disown()
+            act()
+        except (DatabaseError, InterfaceError) as error:
+            self._grumbler.failed(error)
+            # A reply may be lost: a claim whose COMMIT was carried out has taken jobs that we never saw.
+            self._must_disown = True
+            self._down_until = time.monotonic() + self._trouble.failed()
+            drop(self._using)
+        else:
+            if self._trouble.failing:
+                self._trouble.worked()
+                self._grumbler.worked()
+                self._supply.woken(None)
+
+    def _disown(self) -> None:
+        keep = [attempt.job.pair for attempt in self.held.values()]
+        while transitions.disown(self._using, self.worker_id, keep=keep, by=self.worker_id):
+            pass
+        self._must_disown = False
+
+    def _write(self) -> None:
+        if time.monotonic() < self._not_before:
+            return
+        while self._outcomes or self._samples:
+            batch, self._outcomes = self._outcomes[:_FLUSH], self._outcomes[_FLUSH:]
+            try:
+                busy = self._settle(batch)
+            except BaseException:
+                # Not taken, or nobody knows: they go over the next connection.
+                self._outcomes = batch + self._outcomes
+                raise
+            if busy:
+                self._outcomes = busy + self._outcomes
+                self._not_before = time.monotonic() + _BUSY_SECONDS
+                break
+        if self._releases:
+            self._release()
+
+    def _settle(self, batch: list[tuple[Attempt, Settled]]) -> list[tuple[Attempt, Settled]]:
+        """Write these outcomes; return those whose rows were busy."""
+        settlements = [attempt.settlement(outcome) for attempt, outcome in batch]
+        samples = list(self._samples)
+        try:
+            fenced = transitions.settle(self._using, settlements, worker_id=self.worker_id, already=samples)
+        except (DatabaseError, InterfaceError) as error:
+            if is_broken(error) or not batch:
+                raise
+            if len(batch) > 1:
+                # One of them is refused: each for itself, so that it takes nobody along.
+                return [pair for one in batch for pair in self._settle([one])]
+            return self._settle_refused(*batch[0], error)
+        del self._samples[: len(samples)]
+        for (attempt, _), settlement in zip(batch, settlements, strict=True):
+            self._settled(attempt, settlement, fenced)
+        return [(attempt, outcome) for attempt, outcome in batch if attempt.job.id in fenced.busy]
+
+    def _settle_refused(self, attempt: Attempt, outcome: Settled, error: Exception) -> list[tuple[Attempt, Settled]]:
+        """An outcome that the database refuses becomes a failed attempt that says so; or else the lease ends it."""
+        replacement = executor.unrecordable(attempt, error)
+        settlement = attempt.settlement(replacement)
+        try:
+            fenced = transitions.settle(self._using, [settlement], worker_id=self.worker_id)
+        except (DatabaseError, InterfaceError) as second:
+            if is_broken(second):
+                raise
+            self._forget(attempt)
+            logger.exception(
+                "%s #%d: neither its outcome nor the refusal of it can be recorded; its lease will end it",
+                attempt.job.task,
+                attempt.job.id,
+            )
+            return []
+        self._settled(attempt, settlement, fenced)
+        return [(attempt, outcome)] if attempt.job.id in fenced.busy else []
+
+    def _settled(self, attempt: Attempt, settlement: Settlement, fenced: Fenced) -> None:
+        id = attempt.job.id
+        if id in fenced.busy:
+            return
+        self._forget(attempt)
+        if attempt.settled_inside:
+            return  # at the very end of its time; its success was logged
+        if id in fenced.moved or fenced.gone.get(id) == settlement.outcome.state:
+            # Gone in the very state that we meant to write: the reply to our first try was lost.
+            self._log(settlement)
+        else:
+            state = fenced.gone.get(id)
+            logger.warning(
+                "%s #%d: outcome %s dropped, the job is %s now",
+                settlement.job.task,
+                id,
+                settlement.outcome.state,
+                state or "gone",
+            )
+
+    def _release(self) -> None:
+        batch = self._releases[: transitions.BATCH]
+        fenced = transitions.release(
+            self._using,
+            [job.pair for job, _ in batch],
+            unknown={job.id for job, unknown in batch if unknown},
+        )
+        busy = [(job, unknown) for job, unknown in batch if job.id in fenced.busy]
+        for job, _ in batch:
+            if job.id in fenced.busy:
+                continue
+            if self._left is not None:
+                self._left += 1
+            if job.id in self.held and self.held[job.id].job is job:
+                del self.held[job.id]
+        self._releases = busy + self._releases[transitions.BATCH :]
+        if busy:
+            self._not_before = time.monotonic() + _BUSY_SECONDS
+
+    # Claim and hand out ----------------------------------------------------------------------------------------
+
+    def _may_claim(self) -> bool:
+        return not self._signals and (self._left is None or self._left > 0)
+
+    def _room(self) -> int:
+        """How many more jobs may be claimed: free slots, and what these will finish in a moment."""
+        room = self.options.concurrency + self._prefetch.ahead() - self._slots.load
+        if self._left is not None:
+            room = min(room, self._left)
+        # Not one by one while others wait for a slot: half of what may be ahead is one claim's worth.
+        return room if room > self._prefetch.ahead() // 2 or not self._slots.waiting else 0
+
+    def _claim(self) -> None:
+        if not self._may_claim() or time.monotonic() < self._supply.next_claim_at or self._room() <= 0:
+            return
+        if self._supply.stale:
+            self._supply.refresh(transitions.ready_queues(self._using))
+        full = False
+        for name in self._supply.in_turn():
+            room = self._room()
+            if room <= 0:
+                full = True
+                break
+            claimed = self._claim_from(name, room)
+            if len(claimed) < room:
+                self._supply.ran_dry(name)
+            else:
+                full = True
+        self._supply.claimed(full)
+
+    def _claim_from(self, queue_name: str, room: int) -> list[Claimed]:
+        free = max(0, min(room, self.options.concurrency - self._slots.load))
+        sent_at = lease_clock()
+        claimed = transitions.claim(
+            self._using,
+            queue_name=queue_name,
+            slots=free,
+            prefetch=room - free,
+            worker_id=self.worker_id,
+            lease_seconds=self.options.lease,
+        )
+        if self._left is not None:
+            self._left -= len(claimed)
+        attempts = []
+        for job in claimed:
+            try:
+                task = resolve(job.task)
+            except TaskNotFound as error:
+                self._unknown(job, error)
+                continue
+            attempts.append(Attempt(job, task, sent_at + self.options.lease))
+        for attempt in attempts:
+            self.held[attempt.job.id] = attempt
+        self._prefetch.claimed(attempts)
+        self._slots.offer(attempts)
+        return claimed
+
+    def _unknown(self, job: Claimed, error: TaskNotFound) -> None:
+        """A rolling deploy: some other worker knows the task, or soon will."""
+        if self._supply.first_time(job.task):
+            logger.warning("task %s is not known here, its jobs go back uncharged: %s", job.task, error)
+        self._releases.append((job, True))
+
+    # The end ---------------------------------------------------------------------------------------------------
+
+    def _is_done(self) -> bool:
+        if self.held or self._outcomes or self._releases or self._samples:
+            # Whatever happens to the database: after a second signal, and a moment after the time to finish.
+            return self._stop_at is not None and time.monotonic() > self._stop_at + (
+                1.0 if len(self._signals) < 2 else 0.5
+            )
+        if self._signals:
+            return True
+        if self._left is not None and self._left <= 0:
+            return True
+        return self.options.drain and self._supply.dry and not self._is_anything_due()
+
+    def _is_anything_due(self) -> bool:
+        """Whether a job that this worker takes could run now: ready, or due and about to be promoted."""
+        try:
+            ready = Job.objects.using(self._using).filter(state=State.QUEUED)
+            due = Job.objects.using(self._using).due()
+            return any(self._supply.of_mine(jobs).exists() for jobs in (ready, due))
+        except (DatabaseError, InterfaceError):
+            drop(self._using)
+            return True
+
+    def _end(self) -> None:
+        if self.held:
+            self._exit_code = RELEASED
+            logger.warning("%d jobs could not be given back; their leases will end them", len(self.held))
+        self._slots.close()
+        for thread in (self._heartbeat, self._chores, self._listener):
+            if thread is not None:
+                thread.stop()
+        try:
+            if not self._trouble.failing:
+                with connections[self._using].cursor() as cursor:
+                    cursor.execute("DELETE FROM pgqueue_worker WHERE id = %s", [self.worker_id])
+        except (DatabaseError, InterfaceError):
+            pass
+        drop(self._using)
+        if len(self._signals) > 1:
+            self._exit_code = 128 + self._signals[-1]
+        done = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items())) or "no jobs"
+        logger.info("ended: %s", done)
+
+    @property
+    def has_deaf_handlers(self) -> bool:
+        """Whether handlers still run after the end: only the end of the process stops them."""
+        return self._slots.load > 0
+
+    def _worker_row(self, running: int) -> list[object]:
+        options = self.options
+        return [
+            *(self.worker_id, self.name[:100], socket.gethostname(), os.getpid()),
+            *(json.dumps(list(options.queues)), options.concurrency, running, options.lease),
+        ]
+
+    def _log(self, settlement: Settlement) -> None:
+        """One line per outcome. Payloads are never logged."""
+        job, outcome = settlement.job, settlement.outcome
+        self.counts[outcome.state] = self.counts.get(outcome.state, 0) + 1
+        level = logging.INFO if isinstance(outcome, Succeeded) else logging.WARNING
+        if not logger.isEnabledFor(level):
+            return
+        parts = [f"{job.task} #{job.id} {outcome.state}", f"attempt {job.attempt}/{job.max_attempts}"]
+        if settlement.run_seconds is not None:
+            parts.append(f"ran {settlement.run_seconds:.3f} s")
+        if settlement.pickup_seconds is not None:
+            parts.append(f"picked up after {settlement.pickup_seconds:.3f} s")
+        if not isinstance(outcome, Succeeded):
+            first_line = outcome.failure.message.split("\n", 1)[0]
+            parts.append(f"{outcome.failure.kind}: {outcome.failure.error_type}: {first_line}"[:300])
+        logger.log(level, ", ".join(parts))
+
+
+class _Supply:
+    """Which queues to claim from, in which order, and when to look again."""
+
+    def __init__(self, options: Options) -> None:
+        self._named = list(options.queues)
+        self._excluded = frozenset(options.excluded)
+        self._poll_interval = options.poll_interval
+        self._ready: list[str] = list(options.queues)
+        self._believed_until = 0.0
+        self._pause = _FIRST_POLL
+        self._told: set[str] = set()
+        self.next_claim_at = 0.0
+        self.dry = False  # the last look found less than there was room for
+
+    def takes(self, name: str) -> bool:
+        return name not in self._excluded and (not self._named or name in self._named)
+
+    def of_mine(self, jobs: QuerySet[Job]) -> QuerySet[Job]:
+        if self._named:
+            jobs = jobs.filter(queue_name__in=self._named)
+        return jobs.exclude(queue_name__in=self._excluded) if self._excluded else jobs
+
+    @property
+    def stale(self) -> bool:
+        return not self._named and time.monotonic() >= self._believed_until
+
+    def refresh(self, names: Sequence[str]) -> None:
+        self._ready = [name for name in names if self.takes(name)]
+        self._believed_until = time.monotonic() + _QUEUES_SECONDS
+
+    def in_turn(self) -> list[str]:
+        """The queues to look at: as they were named, or from a different first one each time."""
+        if self._named:
+            return [name for name in self._named if name not in self._excluded]
+        if self._ready:
+            self._ready.append(self._ready.pop(0))
+        return list(self._ready)
+
+    def ran_dry(self, name: str) -> None:
+        if not self._named and name in self._ready:
+            self._ready.remove(name)
+
+    def woken(self, hint: str | None) -> None:
+        self.next_claim_at = 0.0
+        self._pause = _FIRST_POLL
+        if hint is None:
+            self._believed_until = 0.0
+        elif hint not in self._ready and not self._named:
+            self._ready.append(hint)
+
+    def claimed(self, full: bool) -> None:
+        """After a look: at once again if there was more than room for, else later and later."""
+        self.dry = not full
+        if full:
+            self._pause = _FIRST_POLL
+            self.next_claim_at = 0.0
+        else:
+            self.next_claim_at = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, self._poll_interval)
+            self._believed_until = 0.0
+
+    def first_time(self, task: str) -> bool:
+        if task in self._told or len(self._told) > 1000:
+            return False
+        self._told.add(task)
+        return True
+
+
+class _Prefetch:
+    """How many jobs to hold beyond the slots: what these finish in 50 ms, by the tasks' own mean run times.
+
+    None while a task's mean is unknown or long: a job that takes seconds must not wait behind another one here
+    while some other worker is idle.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._means: dict[str, float] = {}  # seconds, by task
+        self._recent: set[str] = set()  # tasks of the last claims
+        self._blocked = False
+
+    def ahead(self) -> int:
+        if self._blocked or not self._recent:
+            return 0
+        longest = max(self._means.get(task, float("inf")) for task in self._recent)
+        return min(_PREFETCH_MOST, int(self._slots * _PREFETCH_SECONDS / max(longest, 1e-6)))
+
+    def claimed(self, attempts: Sequence[Attempt]) -> None:
+        if attempts:
+            self._recent = {attempt.job.task for attempt in attempts}
+
+    def overshot(self) -> None:
+        """Jobs waited here for longer than they should: no more ahead until one has ended."""
+        self._blocked = True
+
+    def ended(self, attempt: Attempt) -> None:
+        if attempt.begun_at is None:
+            return
+        self._blocked = False
+        seconds = time.monotonic() - attempt.begun_at
+        mean = self._means.get(attempt.job.task)
+        # A long run counts at once, short ones have to convince: holding too much is worse than too little.
+        self._means[attempt.job.task] = seconds if mean is None or seconds > 4 * mean else 0.9 * mean + 0.1 * seconds
+
+
+__all__ = ["CLEAN", "RELEASED", "Loop", "Options"]

@@ -1,0 +1,209 @@
+"""The places where handlers run: threads for plain ones, one event loop for async ones.
+
+Owns the attempts that wait for a place and the rule that at most ``size`` run at the same time, threads and
+coroutines together. One lock guards both, so an attempt is begun or taken back, never both. The loop offers
+attempts and hears of their ends through ``ended``; nothing here knows the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from pgqueue_django.outcomes import Outcome
+from pgqueue_django.worker import executor
+from pgqueue_django.worker.executor import Attempt
+
+logger = logging.getLogger("pgqueue_django.worker")
+
+_CANCEL_SECONDS = 2.0  # for the server to confirm that it cancels a statement
+
+
+class _Slot:
+    """One thread. ``broken``: it was interrupted, and is thrown away after its attempt."""
+
+    def __init__(self) -> None:
+        self.wrappers: list[object] = []
+        self.broken = False
+
+
+class Slots:
+    """``size`` places; threads are started as they are needed, the event loop with the first async attempt."""
+
+    def __init__(self, size: int, using: str, ended: Callable[[Attempt, Outcome], None]) -> None:
+        self.size = size
+        self._using = using
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._plain: deque[Attempt] = deque()
+        self._async: deque[Attempt] = deque()
+        self._busy = 0
+        self._idle = 0  # threads that wait and that nobody has woken yet
+        self._threads = 0
+        self._closed = False
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def load(self) -> int:
+        """Attempts that run or wait here."""
+        return self._busy + len(self._plain) + len(self._async)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._plain) + len(self._async)
+
+    def offer(self, attempts: Sequence[Attempt]) -> None:
+        """Run these, in their order, as places come free."""
+        coroutines = False
+        with self._lock:
+            for attempt in attempts:
+                if attempt.task.is_async:
+                    self._async.append(attempt)
+                    coroutines = True
+                else:
+                    self._plain.append(attempt)
+            self._call_threads()
+        if coroutines:
+            self._call_event_loop()
+
+    def take_back(self) -> list[Attempt]:
+        """Every attempt that has not begun; none of them will."""
+        with self._lock:
+            attempts = [*self._plain, *self._async]
+            self._plain.clear()
+            self._async.clear()
+        return attempts
+
+    def oldest_wait(self) -> float | None:
+        """When the attempt that waits longest was claimed (time.monotonic()), None if none waits."""
+        with self._lock:
+            return min((queue[0].claimed_at for queue in (self._plain, self._async) if queue), default=None)
+
+    def interrupt(self, attempt: Attempt) -> None:
+        """Stop a handler whose outcome counts no more, as far as that can be done from outside.
+
+        A coroutine is cancelled, a statement that a thread waits for is cancelled on the server; a thread that
+        does neither goes on until its handler returns, and keeps its place so long.
+        """
+        attempt.void.set()
+        with self._lock:
+            slot, coroutine, event_loop = attempt.slot, attempt.coroutine, self._event_loop
+            if slot is not None:
+                # Under the lock: a slot that has gone on to its next attempt is not touched.
+                slot.broken = True
+        if coroutine is not None and event_loop is not None:
+            event_loop.call_soon_threadsafe(coroutine.cancel)
+        if slot is not None:
+            # The server's answer is waited for elsewhere: the caller has other jobs to look after.
+            threading.Thread(target=_cancel_statements, args=(slot,), daemon=True).start()
+
+    def close(self) -> None:
+        """Let the idle threads and the event loop end. Handlers that still run are not waited for."""
+        with self._lock:
+            self._closed = True
+            self._work.notify_all()
+        if self._event_loop is not None:
+            self._event_loop.call_soon_threadsafe(self._event_loop.stop)
+
+    # Threads ---------------------------------------------------------------------------------------------------
+
+    def _call_threads(self) -> None:
+        """Wake or start as many threads as there are plain attempts that may begin. Under the lock."""
+        wanted = min(len(self._plain), self.size - self._busy)
+        woken = min(wanted, self._idle)
+        if woken:
+            # Counted here and not by the thread as it wakes: until then a second call would count on it again.
+            self._idle -= woken
+            self._work.notify(woken)
+        for _ in range(min(wanted - woken, self.size - self._threads)):
+            self._threads += 1
+            threading.Thread(target=self._run_thread, name="pgqueue slot", daemon=True).start()
+
+    def _run_thread(self) -> None:
+        slot = _Slot()
+        executor.prepare_thread(slot.wrappers)
+        try:
+            while (attempt := self._next_plain(slot)) is not None:
+                outcome = executor.run(attempt, self._using)
+                with self._lock:
+                    attempt.slot = None
+                    self._busy -= 1
+                    if slot.broken:
+                        self._threads -= 1
+                    self._call_threads()
+                    coroutines = bool(self._async)
+                if coroutines:
+                    self._call_event_loop()
+                self._ended(attempt, outcome)
+                # Not kept until the next attempt: its arguments and its result may be large.
+                del attempt, outcome
+                if slot.broken:
+                    return
+        finally:
+            executor.throw_connections_away()
+
+    def _next_plain(self, slot: _Slot) -> Attempt | None:
+        with self._lock:
+            while not self._closed:
+                if self._plain and self._busy < self.size:
+                    self._busy += 1
+                    attempt = self._plain.popleft()
+                    attempt.slot = slot
+                    return attempt
+                self._idle += 1
+                self._work.wait()
+            self._threads -= 1
+            return None
+
+    # The event loop --------------------------------------------------------------------------------------------
+
+    def _call_event_loop(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self._event_loop is None:
+                self._event_loop = asyncio.new_event_loop()
+                threading.Thread(target=self._event_loop.run_forever, name="pgqueue event loop", daemon=True).start()
+            loop = self._event_loop
+        loop.call_soon_threadsafe(self._begin_coroutines, loop)
+
+    def _begin_coroutines(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            with self._lock:
+                if not self._async or self._busy >= self.size or self._closed:
+                    return
+                attempt = self._async.popleft()
+                self._busy += 1
+            # An empty context, as in executor.run.
+            attempt.coroutine = loop.create_task(self._run_coroutine(attempt, loop), context=contextvars.Context())
+
+    async def _run_coroutine(self, attempt: Attempt, loop: asyncio.AbstractEventLoop) -> None:
+        outcome: Outcome
+        try:
+            outcome = await executor.run_async(attempt)
+        except BaseException as error:  # cancelled once more while its connections were being closed
+            outcome = executor.ended_with(attempt, error)
+        with self._lock:
+            self._busy -= 1
+            attempt.coroutine = None
+            self._call_threads()
+            coroutines = bool(self._async)
+        if coroutines:
+            self._begin_coroutines(loop)
+        self._ended(attempt, outcome)
+
+
+def _cancel_statements(slot: _Slot) -> None:
+    for wrapper in slot.wrappers:
+        connection = getattr(wrapper, "connection", None)
+        if connection is None:
+            continue
+        try:
+            connection.cancel_safe(timeout=_CANCEL_SECONDS)
+        except Exception as error:
+            logger.info("a statement could not be cancelled: %s", error)
