@@ -17,7 +17,7 @@ from django.db import connections, transaction
 from pgqueue_django import transitions
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
-from pgqueue_django.worker.connections import Grumbler, drop, open_own
+from pgqueue_django.worker.connections import Grumbler, drop, own_connection
 
 REAP, PROMOTE = "reap", "promote"
 
@@ -87,14 +87,13 @@ class Chores(threading.Thread):
         self._nudged.set()
 
     def run(self) -> None:
-        open_own(self._using, "chores")
         pause = 0.0
-        while not self._stopping:
-            self._nudged.wait(pause)
-            self._nudged.clear()
-            if not self._stopping:
-                pause = self._try()
-        drop(self._using)
+        with own_connection(self._using, "chores"):
+            while not self._stopping:
+                self._nudged.wait(pause)
+                self._nudged.clear()
+                if not self._stopping:
+                    pause = self._try()
 
     def _try(self) -> float:
         try:

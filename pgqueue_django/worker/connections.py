@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
@@ -33,12 +35,24 @@ _SOCKET = {
 }
 
 
-def open_own(using: str, role: str) -> BaseDatabaseWrapper:
-    """Give this thread a connection of its own in ``connections[using]``. Connects at its first use."""
+@contextmanager
+def own_connection(using: str, role: str) -> Iterator[BaseDatabaseWrapper]:
+    """Give this thread a connection of its own in ``connections[using]``, and back what it had there.
+
+    Connects at its first use, and again after ``drop``.
+    """
+    before = connections[using]
+    connections[using] = wrapper = _own(using, role)
+    try:
+        yield wrapper
+    finally:
+        drop(using)
+        connections[using] = before
+
+
+def _own(using: str, role: str) -> BaseDatabaseWrapper:
     wrapper = connections.create_connection(using)
-    options = {key: value for key, value in wrapper.settings_dict["OPTIONS"].items() if key not in ("pool", "service")}
-    if service := wrapper.settings_dict["OPTIONS"].get("service"):
-        options["service"] = service
+    options = {key: value for key, value in wrapper.settings_dict["OPTIONS"].items() if key != "pool"}
     wrapper.settings_dict = {
         **wrapper.settings_dict,
         "AUTOCOMMIT": True,
@@ -51,7 +65,6 @@ def open_own(using: str, role: str) -> BaseDatabaseWrapper:
             "application_name": f"pgqueue {role}",
         },
     }
-    connections[using] = wrapper
     return wrapper
 
 

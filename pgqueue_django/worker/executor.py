@@ -74,12 +74,12 @@ class Attempt:
         self.settled_inside = False  # its outcome is in the row already
         self.void = threading.Event()  # cancelled, timed out, or its lease is lost
         self.slot: Any = None  # where it runs: how slots.py interrupts it
-        self.coroutine: asyncio.Task[None] | None = None
+        self.coroutine: asyncio.Task[Outcome] | None = None
         self._progress: str | None = None
 
     def begin(self) -> bool:
-        """Start its clock. False: its lease may have ended, and another worker may have begun it."""
-        if lease_clock() >= self.lease_until:
+        """Start its clock. False: it is cancelled, or its lease may have ended and another worker begun it."""
+        if self.void.is_set() or lease_clock() >= self.lease_until:
             return False
         self.begun_at = time.monotonic()
         if self.timeout is not None:

@@ -13,7 +13,7 @@ from django.db import connections
 
 from pgqueue_django import transitions
 from pgqueue_django.states import State
-from pgqueue_django.worker.connections import Grumbler, drop, open_own
+from pgqueue_django.worker.connections import Grumbler, drop, own_connection
 from pgqueue_django.worker.executor import Attempt, lease_clock
 
 _AGAIN_SECONDS = 0.5  # after a beat that met a row which someone holds
@@ -61,14 +61,13 @@ class Heartbeat(threading.Thread):
         self._nudged.set()
 
     def run(self) -> None:
-        open_own(self._using, "heartbeat")
         pause = 0.0
-        while not self._stopping:
-            self._nudged.wait(pause)
-            self._nudged.clear()
-            if not self._stopping:
-                pause = self._try_to_beat()
-        drop(self._using)
+        with own_connection(self._using, "heartbeat"):
+            while not self._stopping:
+                self._nudged.wait(pause)
+                self._nudged.clear()
+                if not self._stopping:
+                    pause = self._try_to_beat()
 
     def _try_to_beat(self) -> float:
         """Beat, and return the seconds until the next one."""

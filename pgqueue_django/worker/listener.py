@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 
 import psycopg
-from django.db import connections
 
 from pgqueue_django import wakeups
-from pgqueue_django.worker.connections import Backoff, Grumbler, open_own
+from pgqueue_django.worker.connections import Backoff, Grumbler, own_connection
 
 _LOOK_UP_SECONDS = 0.5  # how soon it notices that it is to stop
 
@@ -32,11 +31,15 @@ class Listener(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        open_own(self._using, "listener")
+        with own_connection(self._using, "listener") as wrapper:
+            params = wrapper.get_connection_params()
+        # Not through Django's wrapper, whose cursors and time zones a connection that only listens does not need.
+        for name in ("cursor_factory", "context", "isolation_level", "server_side_binding"):
+            params.pop(name, None)
         backoff = Backoff()
         while not self._stopping.is_set():
             try:
-                with self._connect() as connection:
+                with psycopg.connect(**{**params, "autocommit": True}) as connection:
                     connection.execute(f"LISTEN {wakeups.CHANNEL}")
                     backoff.worked()
                     self._grumbler.worked()
@@ -45,13 +48,6 @@ class Listener(threading.Thread):
             except (psycopg.Error, OSError) as error:
                 self._grumbler.failed(error)
                 self._stopping.wait(backoff.failed())
-
-    def _connect(self) -> psycopg.Connection:
-        # Not through Django's wrapper, whose cursors and time zones a connection that only listens does not need.
-        params = connections[self._using].get_connection_params()
-        for name in ("cursor_factory", "context", "isolation_level", "server_side_binding"):
-            params.pop(name, None)
-        return psycopg.connect(**{**params, "autocommit": True})
 
     def _listen(self, connection: psycopg.Connection) -> None:
         while not self._stopping.is_set():

@@ -27,13 +27,13 @@ from django.db.models import QuerySet
 from pgqueue_django import conf, stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.models import Job
-from pgqueue_django.outcomes import Outcome, Released, Settled, Succeeded
+from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.states import State
 from pgqueue_django.tasks import resolve
 from pgqueue_django.transitions import Claimed, Fenced, Settlement
 from pgqueue_django.worker import executor
 from pgqueue_django.worker.chores import Chores
-from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, open_own
+from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, own_connection
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
 from pgqueue_django.worker.listener import Listener
@@ -155,21 +155,23 @@ class Loop:
         self.inbox.put(_Stop(signal))
 
     def run(self) -> int:
-        open_own(self._using, "loop")
-        for thread in (self._heartbeat, self._chores, self._listener):
-            if thread is not None:
-                thread.start()
-        try:
-            while not self._is_done():
-                self._take_events()
-                self._look_at_clocks()
-                if time.monotonic() >= self._down_until:
-                    self._with_database(self._write)
-                if time.monotonic() >= self._down_until:
-                    self._with_database(self._claim)
-        finally:
-            self._end()
+        with own_connection(self._using, "loop"):
+            for thread in (self._heartbeat, self._chores, self._listener):
+                if thread is not None:
+                    thread.start()
+            try:
+                while not self._is_done():
+                    self._turn()
+            finally:
+                self._end()
         return self._exit_code
+
+    def _turn(self) -> None:
+        self._take_events()
+        self._look_at_clocks()
+        for step in (self._write, self._claim):
+            if time.monotonic() >= self._down_until:
+                self._with_database(step)
 
     # Events ----------------------------------------------------------------------------------------------------
 
@@ -383,6 +385,8 @@ class Loop:
         self._forget(attempt)
         if attempt.settled_inside:
             return  # at the very end of its time; its success was logged
+        if isinstance(settlement.outcome, Retried) and settlement.outcome.delay < conf.current().CHORE_INTERVAL:
+            self._chores.nudge()  # it may not be listening
         if id in fenced.moved or fenced.gone.get(id) == settlement.outcome.state:
             # Gone in the very state that we meant to write: the reply to our first try was lost.
             self._log(settlement)
@@ -517,7 +521,6 @@ class Loop:
                     cursor.execute("DELETE FROM pgqueue_worker WHERE id = %s", [self.worker_id])
         except (DatabaseError, InterfaceError):
             pass
-        drop(self._using)
         if len(self._signals) > 1:
             self._exit_code = 128 + self._signals[-1]
         done = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items())) or "no jobs"

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pgqueue_django.outcomes import Outcome
 from pgqueue_django.worker import executor
@@ -179,14 +180,19 @@ class Slots:
                     return
                 attempt = self._async.popleft()
                 self._busy += 1
-            # An empty context, as in executor.run.
-            attempt.coroutine = loop.create_task(self._run_coroutine(attempt, loop), context=contextvars.Context())
+                # An empty context, as in executor.run.
+                coroutine = loop.create_task(executor.run_async(attempt), context=contextvars.Context())
+                attempt.coroutine = coroutine
+            # Not in the coroutine: one that is cancelled before its first step never runs a line of it.
+            coroutine.add_done_callback(partial(self._end_coroutine, attempt, loop))
 
-    async def _run_coroutine(self, attempt: Attempt, loop: asyncio.AbstractEventLoop) -> None:
+    def _end_coroutine(
+        self, attempt: Attempt, loop: asyncio.AbstractEventLoop, coroutine: asyncio.Task[Outcome]
+    ) -> None:
         outcome: Outcome
         try:
-            outcome = await executor.run_async(attempt)
-        except BaseException as error:  # cancelled once more while its connections were being closed
+            outcome = coroutine.result()
+        except BaseException as error:  # cancelled before its first step, or while its connections were being closed
             outcome = executor.ended_with(attempt, error)
         with self._lock:
             self._busy -= 1

@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 from argparse import ArgumentParser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -18,11 +20,11 @@ from pgqueue_django import conf
 from pgqueue_django.models import Job
 from pgqueue_django.tasks import QUEUE_NAME, declared_tasks
 from pgqueue_django.worker.connections import describe
-from pgqueue_django.worker.loop import Loop, Options
+from pgqueue_django.worker.loop import RELEASED, Loop, Options
 
 logger = logging.getLogger("pgqueue_django.worker")
 
-_SECOND_SIGNAL_SECONDS = 2.0  # after which the process ends whatever it is in the middle of
+_STOP_SECONDS = 2.0  # beyond its time to stop, the process ends whatever it is in the middle of
 
 
 class Command(BaseCommand):
@@ -86,9 +88,9 @@ class Command(BaseCommand):
             max_jobs=1 if given["once"] else given["max_jobs"],
         )
         loop = Loop(options)
-        _listen_to_signals(loop)
         _announce(loop)
-        code = loop.run()
+        with _signals_stop(loop):
+            code = loop.run()
         if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
             # Interpreter shutdown would wait for threads that such a handler has started.
             logging.shutdown()
@@ -132,25 +134,38 @@ def _log_to_stderr() -> None:
         package.setLevel(logging.INFO)
 
 
-def _listen_to_signals(loop: Loop) -> None:
+@contextmanager
+def _signals_stop(loop: Loop) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        return  # whoever runs us in a thread calls loop.stop()
-    seen = 0
+        yield  # whoever runs us in a thread calls loop.stop()
+        return
+    watchdogs: list[threading.Timer] = []
 
     def hear(number: int, frame: object) -> None:
-        nonlocal seen
-        seen += 1
         loop.stop(number)
-        if seen == 2:
-            # Even if the loop hangs in the database.
-            watchdog = threading.Timer(_SECOND_SIGNAL_SECONDS, os._exit, [128 + number])
-            watchdog.daemon = True
-            watchdog.start()
-        elif seen > 2:
+        # Even if the loop hangs in a database that does not answer, the process ends.
+        if not watchdogs:
+            watchdogs.append(_end_after(loop.options.shutdown_timeout + _STOP_SECONDS, RELEASED))
+        elif len(watchdogs) == 1:
+            watchdogs.append(_end_after(_STOP_SECONDS, 128 + number))
+        else:
             os._exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hear)
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for watchdog in watchdogs:
+            watchdog.cancel()
+
+
+def _end_after(seconds: float, code: int) -> threading.Timer:
+    watchdog = threading.Timer(seconds, os._exit, [code])
+    watchdog.daemon = True
+    watchdog.start()
+    return watchdog
 
 
 def _announce(loop: Loop) -> None:
