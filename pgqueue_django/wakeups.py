@@ -35,6 +35,8 @@ def send_limited(using: str, hint: str) -> None:
     began = time.monotonic()
     if began < _not_before.get((using, hint), 0):
         return
+    if len(_not_before) > 1000:  # queue names may be made up at run time
+        _not_before.clear()
     # Set before sending too, so that threads that come together send one.
     _not_before[using, hint] = began + 0.005
     send(using, hint)
