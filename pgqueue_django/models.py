@@ -157,7 +157,7 @@ class Job(models.Model):
             ),
             models.Index(
                 fields=["task", "id"],
-                condition=Q(state=State.SCHEDULED.value, parked_at__isnull=False),
+                condition=Q(parked_at__isnull=False),
                 name="pgqueue_job_parked",
             ),
             models.Index(

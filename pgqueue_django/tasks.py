@@ -287,8 +287,8 @@ def resolve(path: str) -> Task[Any, Any]:
         found = import_string(path)
         if not isinstance(found, Task) or found.path != path:
             raise TaskNotFound(f"{path} is no task: decorate the function of that name in its module with @task.")
-    except Exception as error:
-        # Whatever a module raises at import. Bounded: paths come from rows, which anybody may insert.
+    except (Exception, SystemExit) as error:
+        # Whatever a module raises at import; a script may exit. Bounded: paths come from rows, which anybody may write.
         if len(_unknown_until) > 10_000:
             _unknown_until.clear()
         _unknown_until[path] = time.monotonic() + _UNKNOWN_SECONDS

@@ -12,7 +12,6 @@ no sooner than max(5 ms, 20 t). What that drops, the workers' short polls after 
 from __future__ import annotations
 
 import time
-from functools import partial
 
 from django.db import connections, transaction
 
@@ -51,5 +50,7 @@ def send_after_commit(using: str, hint: str) -> None:
     moment to send it: the job waits for a poll.
     """
     connection = connections[using]
-    if connection.in_atomic_block or connection.get_autocommit():
-        transaction.on_commit(partial(send_limited, using, hint), using=using, robust=True)
+    # An atomic block inside a manual transaction does not commit, and would keep its hooks for ever.
+    if connection.commit_on_exit if connection.in_atomic_block else connection.get_autocommit():
+        # No partial: Django logs the __qualname__ of a hook that fails, and a partial has none.
+        transaction.on_commit(lambda: send_limited(using, hint), using=using, robust=True)

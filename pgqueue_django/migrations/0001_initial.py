@@ -237,7 +237,7 @@ class Migration(migrations.Migration):
                         condition=models.Q(("state", "running")), fields=["worker_id", "id"], name="pgqueue_job_running"
                     ),
                     models.Index(
-                        condition=models.Q(("parked_at__isnull", False), ("state", "scheduled")),
+                        condition=models.Q(("parked_at__isnull", False)),
                         fields=["task", "id"],
                         name="pgqueue_job_parked",
                     ),

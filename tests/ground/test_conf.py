@@ -1,0 +1,103 @@
+"""settings.PGQUEUE: every mistake is an error that names the key and says what it may be."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from pgqueue_django import conf
+from pgqueue_django.conf import DAY, RETENTION, Settings, current
+
+
+def test_the_defaults_are_those_of_the_design(settings: Any) -> None:
+    settings.PGQUEUE = {}
+    now = current()
+    assert now == Settings()
+    assert (now.LEASE, now.heartbeat, now.POLL_INTERVAL, now.CHORE_INTERVAL, now.SHUTDOWN_TIMEOUT) == (30, 10, 1, 1, 30)
+    assert (now.CONCURRENCY, now.MAX_ATTEMPTS, now.TIMEOUT, now.MAX_PAYLOAD_BYTES) == (8, 5, None, 262_144)
+    assert now.retention == {"succeeded": 7 * DAY, "cancelled": 7 * DAY, "failed": 30 * DAY, "dead": 30 * DAY}
+    assert now.IDEMPOTENCY_RETENTION == DAY
+
+
+def test_a_test_that_overrides_them_sees_them_and_the_next_one_does_not(settings: Any) -> None:
+    settings.PGQUEUE = {"LEASE": 12}
+    assert (current().LEASE, current().heartbeat) == (12, 4)
+    settings.PGQUEUE = {}
+    assert current().LEASE == 30
+
+
+def test_retention_names_only_what_differs(settings: Any) -> None:
+    settings.PGQUEUE = {"RETENTION": {"dead": None, "succeeded": 0}}
+    assert current().retention == {**RETENTION, "dead": None, "succeeded": 0}
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("LEASE", [0, -1, "30", None, True, float("nan")]),
+        ("POLL_INTERVAL", [0, -1, "1", None]),
+        ("CHORE_INTERVAL", [0, -1, "1", None]),
+        ("SHUTDOWN_TIMEOUT", [-1, "30", None]),
+        ("HEARTBEAT", [0, -1, "10", 16]),
+        ("TIMEOUT", [0, -1, "10"]),
+        ("CONCURRENCY", [0, -1, 1.5, "8", None, True]),
+        ("MAX_ATTEMPTS", [0, -1, 1.5, "5", None, True]),
+        ("MAX_PAYLOAD_BYTES", [0, -1, 1.5, None]),
+        ("MAX_HISTORY", [0, -1, 1.5, None]),
+        ("IDEMPOTENCY_RETENTION", [-1, "1", None]),
+        ("RETENTION", [{"succeeded": -1}, {"dead": "x"}, {"queued": 1}]),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_its_key(settings: Any, key: str, values: list[Any]) -> None:
+    for value in values:
+        settings.PGQUEUE = {key: value}
+        with pytest.raises(ImproperlyConfigured, match=key):
+            current()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"SHUTDOWN_TIMEOUT": 0},
+        {"IDEMPOTENCY_RETENTION": 0},
+        {"HEARTBEAT": None},
+        {"HEARTBEAT": 15},
+        {"TIMEOUT": 0.5},
+        {"RETENTION": None},
+    ],
+    ids=str,
+)
+def test_values_at_the_edge_are_taken(settings: Any, given: dict[str, Any]) -> None:
+    settings.PGQUEUE = given
+    for key, value in given.items():
+        assert getattr(current(), key) == value
+
+
+def test_an_unknown_key_is_an_error_that_names_it_and_the_known_ones(settings: Any) -> None:
+    settings.PGQUEUE = {"LEASES": 30, "Lease": 30}
+    with pytest.raises(ImproperlyConfigured) as raised:
+        current()
+    assert "unknown LEASES, Lease." in str(raised.value)
+    assert all(field.name in str(raised.value) for field in fields(Settings))
+
+
+@pytest.mark.parametrize("given", [[], "x", 3, None])
+def test_the_settings_are_a_dict(settings: Any, given: Any) -> None:
+    settings.PGQUEUE = given
+    with pytest.raises(ImproperlyConfigured, match="dict"):
+        current()
+
+
+def test_a_heartbeat_that_one_late_one_would_lose_is_refused(settings: Any) -> None:
+    settings.PGQUEUE = {"LEASE": 10, "HEARTBEAT": 6}
+    with pytest.raises(ImproperlyConfigured, match=r"HEARTBEAT.*LEASE"):
+        current()
+
+
+def test_they_are_read_once(settings: Any) -> None:
+    settings.PGQUEUE = {"LEASE": 12}
+    assert current() is current()
+    assert conf.current.cache_info().hits

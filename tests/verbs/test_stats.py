@@ -1,0 +1,162 @@
+"""Counters and histograms: what was settled, no more and no less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from pgqueue_django import stats, transitions
+from pgqueue_django.models import Stat
+from pgqueue_django.outcomes import DeadLettered, Failed, Retried, Settled, Succeeded
+from pgqueue_django.states import State
+from pgqueue_django.stats import BOUNDS, Sample
+from pgqueue_django.transitions import Settlement
+
+from .rows import BOOM, DB, WORKER, claim, make_job, move_clock, new, statements
+
+pytestmark = pytest.mark.django_db
+
+OUTCOMES: list[Settled] = [Succeeded("1"), Retried(BOOM, 60), Failed(BOOM), DeadLettered(BOOM)]
+
+
+@pytest.fixture(autouse=True)
+def one_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a test stay in one minute, whatever the time is."""
+    monkeypatch.setattr(
+        stats, "_ROW", stats._ROW.replace("statement_timestamp()", "timestamptz '2030-01-01 12:00:30+00'")
+    )
+
+
+def add(*samples: Sample, worker_id: str = WORKER) -> None:
+    with connection.cursor() as cursor:
+        stats.add(cursor, worker_id, samples)
+
+
+def sample(state: State = State.SUCCEEDED, *, pickup: float | None = 0.0, run: float | None = 0.0) -> Sample:
+    return Sample("default", "task", state, pickup, run)
+
+
+def totals(**where: Any) -> dict[str, int]:
+    names = ("succeeded", "retried", "failed", "dead")
+    found = Stat.objects.filter(**where).values(*names)
+    return {name: sum(row[name] for row in found) for name in names}
+
+
+def settle_each(*outcomes: Settled, **columns: Any) -> None:
+    transitions.enqueue_many(DB, [new(**columns) for _ in outcomes])
+    held = claim(len(outcomes), queue_name=columns.get("queue_name", "default"))
+    settlements = [Settlement(job, outcome, 0.02, 0.3) for job, outcome in zip(held, outcomes, strict=True)]
+    transitions.settle(DB, settlements, worker_id=WORKER)
+
+
+def test_the_counters_equal_what_was_settled() -> None:
+    settle_each(*OUTCOMES[:1] * 4, *OUTCOMES[1:2] * 3, *OUTCOMES[2:3] * 2, *OUTCOMES[3:])
+    assert totals() == {"succeeded": 4, "retried": 3, "failed": 2, "dead": 1}
+    found = Stat.objects.get()
+    assert (found.worker_id, found.queue_name, found.task) == (WORKER, "default", "shop.tasks.charge")
+    assert sum(found.pickup_counts) == sum(found.run_counts) == 10
+    assert found.pickup_seconds == pytest.approx(0.2)
+    assert found.run_seconds == pytest.approx(3)
+
+
+def test_a_minute_begins_at_its_full_minute() -> None:
+    add(sample())
+    assert Stat.objects.get().minute.isoformat() == "2030-01-01T12:00:00+00:00"
+
+
+def test_two_flushes_add_up() -> None:
+    settle_each(*OUTCOMES)
+    settle_each(*OUTCOMES)
+    found = Stat.objects.get()
+    assert totals() == {"succeeded": 2, "retried": 2, "failed": 2, "dead": 2}
+    assert sum(found.pickup_counts) == sum(found.run_counts) == 8
+    assert found.run_counts[BOUNDS.index(0.5)] == 8
+    assert len(found.run_counts) == len(BOUNDS) + 1
+    assert found.run_seconds == pytest.approx(2.4)
+
+
+def test_each_queue_task_and_worker_has_a_row_of_its_own() -> None:
+    settle_each(Succeeded("1"), queue_name="a")
+    settle_each(Succeeded("1"), queue_name="b")
+    settle_each(Succeeded("1"), queue_name="b", task="other")
+    add(sample(), worker_id="w2")
+    assert Stat.objects.count() == 4
+    assert totals(queue_name="b")["succeeded"] == 2
+
+
+@pytest.mark.parametrize("place", range(len(BOUNDS)))
+def test_a_time_falls_into_the_first_bucket_that_holds_it(place: int) -> None:
+    bound = BOUNDS[place]
+    add(sample(pickup=bound, run=bound * 1.001), sample(pickup=bound * 0.999, run=bound))
+    found = Stat.objects.get()
+    assert [n for n, count in enumerate(found.pickup_counts) if count] == [place]
+    assert [n for n, count in enumerate(found.run_counts) if count] == [place, place + 1]
+
+
+def test_what_is_beyond_every_bound_falls_into_the_last_bucket() -> None:
+    add(sample(pickup=10_000, run=10_000))
+    found = Stat.objects.get()
+    assert found.pickup_counts[-1] == found.run_counts[-1] == 1
+
+
+def test_what_nobody_could_measure_is_counted_but_in_no_histogram() -> None:
+    add(sample(pickup=None, run=None))
+    found = Stat.objects.get()
+    assert totals()["succeeded"] == 1
+    assert sum(found.pickup_counts) == sum(found.run_counts) == 0
+
+
+def test_any_number_of_samples_is_one_statement() -> None:
+    with statements() as sent:
+        add(*(Sample(f"q{n % 5}", f"t{n % 7}", State.DEAD, 0.1, 0.1) for n in range(1000)))
+    assert len(sent) == 1
+    assert totals()["dead"] == 1000
+
+
+def test_no_samples_are_no_statement() -> None:
+    with statements() as sent:
+        add()
+    assert sent == []
+
+
+def test_outcomes_that_did_not_move_a_job_are_not_counted() -> None:
+    make_job()
+    (held,) = claim()
+    transitions.cancel(DB, [held.id])
+    transitions.settle(DB, [Settlement(held, Succeeded("1"))], worker_id=WORKER)
+    assert totals() == {"succeeded": 0, "retried": 0, "failed": 0, "dead": 0}
+
+
+def test_attempts_that_were_settled_elsewhere_ride_in_the_next_flush() -> None:
+    make_job()
+    (held,) = claim()
+    item = Settlement(held, Succeeded("1"), 0.1, 0.1)
+    transitions.settle_inside(DB, item)
+    assert totals()["succeeded"] == 0
+    transitions.settle(DB, [], worker_id=WORKER, already=[item.sample()])
+    assert totals()["succeeded"] == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_counters_and_jobs_commit_together() -> None:
+    with transaction.atomic():
+        settle_each(*OUTCOMES)
+        transaction.set_rollback(True)
+    assert not Stat.objects.exists()
+
+
+def test_reaped_and_disowned_attempts_are_counted_for_whoever_gave_them_up() -> None:
+    for max_attempts in (1, 5):
+        job = make_job("running", expired=True, max_attempts=max_attempts)
+        move_clock(job.pk, "started_at", -20)
+        transitions.reap(DB, by="reaper")
+        lost = make_job("running", worker_id="lost", max_attempts=max_attempts)
+        make_job("running", worker_id="lost")
+        transitions.disown(DB, "lost", begun=[(lost.pk, lost.fencing_token)], by="supervisor")
+    assert totals(worker_id="reaper") == {"succeeded": 0, "retried": 1, "failed": 0, "dead": 1}
+    assert totals(worker_id="supervisor") == {"succeeded": 0, "retried": 1, "failed": 0, "dead": 1}
+    found = Stat.objects.get(worker_id="reaper")
+    assert found.run_counts[BOUNDS.index(30.0)] == 2
+    assert sum(found.pickup_counts) == 0
