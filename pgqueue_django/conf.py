@@ -90,6 +90,10 @@ def current() -> Settings:
         if not isinstance(getattr(result, name), int):
             raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is a whole number.')
         _number(name, getattr(result, name), above=0)
+    if result.MAX_HISTORY < 2:
+        raise ImproperlyConfigured('settings.PGQUEUE["MAX_HISTORY"] is at least 2: the first failure and the newest.')
+    if result.METRICS_TOKEN is not None and not isinstance(result.METRICS_TOKEN, str):
+        raise ImproperlyConfigured('settings.PGQUEUE["METRICS_TOKEN"] is a text, or None.')
     _number("IDEMPOTENCY_RETENTION", result.IDEMPOTENCY_RETENTION, above=-1)
     if result.heartbeat > result.LEASE / 2:
         raise ImproperlyConfigured(

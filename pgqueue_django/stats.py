@@ -52,11 +52,10 @@ class _Cell:
             self.run_seconds += sample.run_seconds
 
 
-_ADD = """
-    INSERT INTO pgqueue_stat AS old
-        (minute, worker_id, queue_name, task, succeeded, retried, failed, dead,
-         pickup_counts, pickup_seconds, run_counts, run_seconds)
-    VALUES {rows}
+_COLUMNS = """minute, worker_id, queue_name, task, succeeded, retried, failed, dead,
+    pickup_counts, pickup_seconds, run_counts, run_seconds"""
+
+_ADD_UP = """
     ON CONFLICT (minute, worker_id, queue_name, task) DO UPDATE SET
         succeeded = old.succeeded + excluded.succeeded,
         retried = old.retried + excluded.retried,
@@ -69,6 +68,7 @@ _ADD = """
             FROM unnest(old.run_counts, excluded.run_counts) WITH ORDINALITY AS both_counts(a, b, place)),
         run_seconds = old.run_seconds + excluded.run_seconds
 """
+_ADD = f"INSERT INTO pgqueue_stat AS old ({_COLUMNS}) VALUES {{rows}} {_ADD_UP}"
 _ROW = (
     "(date_trunc('minute', statement_timestamp(), 'UTC'), %s, %s, %s, %s, %s, %s, %s, "
     "%s::bigint[], %s, %s::bigint[], %s)"
@@ -88,3 +88,38 @@ def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> Non
         params += [worker_id, queue_name, task, *cell.outcomes]
         params += [cell.pickup_counts, cell.pickup_seconds, cell.run_counts, cell.run_seconds]
     cursor.execute(_ADD.format(rows=", ".join([_ROW] * len(cells))), params)
+
+
+# The row of all that is older: no minute, no worker. It keeps the lowest id of its task, which stands for when
+# the task was first seen.
+_ROLL_UP = f"""
+    WITH old_rows AS (
+        DELETE FROM pgqueue_stat WHERE id = ANY(ARRAY(
+            SELECT id FROM pgqueue_stat
+            WHERE minute > to_timestamp(0) AND minute < statement_timestamp() - make_interval(secs => %s)
+            ORDER BY minute LIMIT %s FOR UPDATE SKIP LOCKED))
+        RETURNING *
+    )
+    INSERT INTO pgqueue_stat AS old (id, {_COLUMNS})
+    SELECT min(id), to_timestamp(0), '', queue_name, task, sum(succeeded), sum(retried), sum(failed), sum(dead),
+           {{pickup}}, sum(pickup_seconds), {{run}}, sum(run_seconds)
+    FROM old_rows GROUP BY queue_name, task ORDER BY queue_name, task
+    {_ADD_UP}
+""".format(
+    pickup="ARRAY[" + ", ".join(f"sum(pickup_counts[{i + 1}])" for i in range(len(BOUNDS) + 1)) + "]::bigint[]",
+    run="ARRAY[" + ", ".join(f"sum(run_counts[{i + 1}])" for i in range(len(BOUNDS) + 1)) + "]::bigint[]",
+)
+_COUNT_OLD = """
+    SELECT count(*) FROM (SELECT FROM pgqueue_stat
+        WHERE minute > to_timestamp(0) AND minute < statement_timestamp() - make_interval(secs => %s) LIMIT %s) AS old
+"""
+
+
+def roll_up(cursor: CursorWrapper, *, older_seconds: float, limit: int) -> bool:
+    """Add the rows of minutes that are over for ``older_seconds`` to one row per queue and task; totals stay.
+
+    At most ``limit`` rows. Returns whether there are more.
+    """
+    cursor.execute(_ROLL_UP, [older_seconds, limit])
+    cursor.execute(_COUNT_OLD, [older_seconds, 1])
+    return bool(cursor.fetchone()[0])

@@ -194,7 +194,7 @@ _KEY_TARGET = "ON CONFLICT (task, idempotency_key) WHERE idempotency_key IS NOT 
 
 
 def enqueue(using: str, job: NewJob) -> Enqueued:
-    """() -> queued, or scheduled while ``run_after`` is ahead.
+    """() -> queued, or scheduled while ``run_after`` is ahead. One that has passed becomes now: it jumps no queue.
 
     One INSERT in the caller's transaction; with an idempotency key that is taken, a second statement finds the
     job that has it. A concurrent transaction with the same key makes this one wait for its end: if it rolls
@@ -203,16 +203,14 @@ def enqueue(using: str, job: NewJob) -> Enqueued:
     was taken after the snapshot is a serialization failure (40001).
     """
     keyed = job.idempotency_key is not None
-    if isinstance(job.run_after, timedelta):
-        moment = "statement_timestamp() + %s::interval"
-    else:
-        moment = "COALESCE(%s::timestamptz, statement_timestamp())"
+    relative = isinstance(job.run_after, timedelta)
+    moment = "statement_timestamp() + %s::interval" if relative else "%s::timestamptz"
     sql = f"""
         INSERT INTO pgqueue_job (task, queue_name, priority, args, kwargs, max_attempts, backoff, idempotency_key,
                                  label, run_after, state)
         SELECT %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s, moment,
                CASE WHEN moment > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
-        FROM (SELECT {moment}) AS given(moment)
+        FROM (SELECT GREATEST({moment}, statement_timestamp())) AS given(moment)
         {_KEY_TARGET if keyed else ""}
         RETURNING id, EXTRACT(EPOCH FROM run_after - statement_timestamp())::float8
     """
@@ -246,8 +244,7 @@ def _wake_for_new(using: str, queue_name: str, wait_seconds: float) -> None:
 _INSERT_MANY = f"""
     WITH told AS MATERIALIZED (
         SELECT COALESCE(given.drawn, nextval(pg_get_serial_sequence('pgqueue_job', 'id'))) AS id, given.*,
-               CASE WHEN given.delay IS NOT NULL THEN bulk.moment + given.delay
-                    ELSE COALESCE(given.moment, bulk.moment) END AS run_after
+               GREATEST(bulk.moment, given.moment, bulk.moment + given.delay) AS run_after
         FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp())) AS bulk(moment),
              unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::int[], %s::text[],
                     %s::text[], %s::text[], %s::timestamptz[], %s::interval[])
@@ -603,11 +600,12 @@ class _Lost:
     run_seconds: float
 
 
+# In no order: rows that nobody can write must not fill every round. Nothing waits here, so nothing can deadlock.
 _LOST = """
     SELECT job.id, job.fencing_token, job.task, job.queue_name, job.attempts, job.max_attempts, job.backoff,
            EXTRACT(EPOCH FROM statement_timestamp() - job.started_at)::float8
     FROM pgqueue_job job WHERE {where}
-    ORDER BY job.id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY random() LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
 """
 
 _GIVE_UP = f"""

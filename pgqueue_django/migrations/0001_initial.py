@@ -409,7 +409,7 @@ class Migration(migrations.Migration):
             # Room on each page for the heartbeats' new row versions (HOT), and vacuum by the rows that moved
             # rather than by the size of what is kept: a queue has many dead rows and few live ones.
             """
-            ALTER TABLE pgqueue_job SET (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02,
+            ALTER TABLE pgqueue_job SET (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02,
                 autovacuum_vacuum_threshold = 1000, autovacuum_analyze_scale_factor = 0.05);
             ALTER TABLE pgqueue_worker SET (fillfactor = 50);
             ALTER TABLE pgqueue_stat SET (fillfactor = 50);

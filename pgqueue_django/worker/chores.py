@@ -14,13 +14,16 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from pgqueue_django import transitions
+from pgqueue_django import stats, transitions
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
 from pgqueue_django.worker.connections import Grumbler, drop, own_connection
 
-REAP, PROMOTE = "reap", "promote"
+REAP, PROMOTE, ROLL_UP = "reap", "promote", "roll_up"
 
+_CHORES = [REAP, PROMOTE, ROLL_UP]
+_ROLL_UP_SECONDS = 60.0
+_STAT_SECONDS = 3600.0  # statistics are kept by minute and worker so long; a reading adds up every row that is left
 _SOON = 0.01  # seconds to the next batch when this one was full, and the shortest interval of promote
 
 # At the first start, and after a test or a person has emptied the table.
@@ -114,10 +117,12 @@ class Chores(threading.Thread):
             self._reap()
         if self._take(PROMOTE):
             self._promote()
+        if self._take(ROLL_UP, interval=_ROLL_UP_SECONDS):
+            self._roll_up()
         adopted_all = self._adopt()
         wait, known = self._query(_NEXT)[0]
-        if known < 2:
-            self._execute(_PREPARE, [[REAP, PROMOTE]])
+        if known < len(_CHORES):
+            self._execute(_PREPARE, [_CHORES])
             return 0.0
         if not adopted_all:
             return _SOON
@@ -128,6 +133,12 @@ class Chores(threading.Thread):
         if transitions.reap(self._using, by=self._worker_id) == transitions.BATCH:
             self._execute(_HURRY, [_SOON, REAP, _SOON])
         self._execute(_FORGET_WORKERS)
+
+    def _roll_up(self) -> None:
+        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            more = stats.roll_up(cursor, older_seconds=_STAT_SECONDS, limit=transitions.BATCH)
+        if more:
+            self._execute(_HURRY, [_SOON, ROLL_UP, _SOON])
 
     def _promote(self) -> None:
         moved = transitions.promote(self._using)
@@ -161,8 +172,8 @@ class Chores(threading.Thread):
             self._promoted()
         return moved < self._adopt_at_once
 
-    def _take(self, name: str) -> bool:
-        return self._execute(_TAKE, [self._interval, name]) == 1
+    def _take(self, name: str, *, interval: float | None = None) -> bool:
+        return self._execute(_TAKE, [interval or self._interval, name]) == 1
 
     def _execute(self, sql: str, params: list[Any] | None = None) -> int:
         # atomic: so that READ COMMITTED is stated, whatever the server's default is.

@@ -168,6 +168,16 @@ def test_no_index_keeps_heartbeats_from_being_hot() -> None:
     assert [after[0] - before[0], after[1] - before[1]] == [200, 200], "(updates, HOT updates)"
 
 
+@pytest.mark.django_db(transaction=True)
+def test_the_table_as_migrated_leaves_room_for_heartbeats() -> None:
+    held = hold(200)
+    for _ in range(3):  # the first ones use up what the claims have left
+        before = _updates()
+        heartbeat(*held)
+        after = _updates()
+    assert [after[0] - before[0], after[1] - before[1]] == [200, 200], "(updates, HOT updates)"
+
+
 def _updates() -> tuple[int, int]:
     """Updates of the table and HOT updates among them, as the cumulative statistics have them."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.models import Sum
 
 from pgqueue_django import stats, transitions
 from pgqueue_django.models import Stat
@@ -14,7 +16,7 @@ from pgqueue_django.states import State
 from pgqueue_django.stats import BOUNDS, Sample
 from pgqueue_django.transitions import Settlement
 
-from .rows import BOOM, DB, WORKER, claim, make_job, move_clock, new, statements
+from .rows import BOOM, DB, WORKER, claim, database_now, make_job, move_clock, new, statements
 
 pytestmark = pytest.mark.django_db
 
@@ -160,3 +162,27 @@ def test_reaped_and_disowned_attempts_are_counted_for_whoever_gave_them_up() -> 
     found = Stat.objects.get(worker_id="reaper")
     assert found.run_counts[BOUNDS.index(30.0)] == 2
     assert sum(found.pickup_counts) == 0
+
+
+def everything() -> tuple[Any, ...]:
+    columns = ("succeeded", "retried", "failed", "dead", "pickup_seconds", "run_seconds")
+    sums = Stat.objects.aggregate(**{name: Sum(name) for name in columns})
+    buckets = [
+        tuple(sum(counts) for counts in zip(*Stat.objects.values_list(name, flat=True), strict=True))
+        for name in ("pickup_counts", "run_counts")
+    ]
+    return tuple(round(sums[name], 6) for name in columns), *buckets
+
+
+def test_rolling_up_keeps_every_total_and_the_recent_minutes() -> None:
+    for age in (7300, 7200, 60):
+        for worker in ("w1", "w2"):
+            add(sample(pickup=0.004, run=3), sample(State.DEAD, run=None), worker_id=worker)
+            Stat.objects.filter(minute__year=2030).update(minute=database_now() - timedelta(seconds=age))
+    before, first_id = everything(), Stat.objects.order_by("id").values_list("id", flat=True)[0]
+    with connection.cursor() as cursor:
+        assert stats.roll_up(cursor, older_seconds=3600, limit=3) is True
+        assert stats.roll_up(cursor, older_seconds=3600, limit=3) is False
+    assert everything() == before
+    assert Stat.objects.count() == 1 + 2
+    assert Stat.objects.order_by("minute").values_list("id", "worker_id")[0] == (first_id, "")

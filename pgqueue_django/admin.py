@@ -1,0 +1,610 @@
+"""The jobs in Django's admin: to look at, to send back, to cancel.
+
+It writes nothing but by the verbs of ``transitions``, and each action has a permission of its own, asked for in
+the view and not only in the template. Arguments, results and what errors said are for people with
+``view_job_payload``; for all others they never reach a template. No page counts or scans the table: a listing
+is a walk of at most ``LISTED`` rows along one index, and what is asked of those rows.
+
+``JobAdminMixin`` has all of it without a base class, for admins with another one::
+
+    class JobAdmin(JobAdminMixin, unfold.admin.ModelAdmin): ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import django
+from django.contrib import admin, messages
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.utils import quote, unquote
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import InvalidPage
+from django.db import router, transaction
+from django.db.models import BooleanField, QuerySet
+from django.db.models.expressions import Combinable, RawSQL
+from django.db.models.functions import Now
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.dateparse import parse_datetime
+from django.utils.formats import date_format, number_format
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.timezone import is_aware, localtime
+from django.utils.translation import gettext, ngettext_lazy
+from django.utils.translation import gettext_lazy as _
+
+from . import transitions
+from .models import Job, Worker
+from .snapshot import index_walks
+from .states import FINISHED, TRANSITIONS, WAITING, State
+
+LISTED = 10_000
+"""Jobs that a listing looks at, and that one action moves, at the most."""
+
+# What a walk for the jobs of one state looks at, in the order of an index. Only where the walk sees other jobs too
+# is the state asked for again. Failed and dead are told apart by a range: see snapshot.py.
+_NEWEST = "SELECT id FROM pgqueue_job ORDER BY id DESC"
+# From both ends: behind a backlog of retries there may be what is scheduled for next week, and the other way round.
+_WAITING = " UNION ALL ".join(
+    "(SELECT id FROM pgqueue_job WHERE state IN ('scheduled', 'retrying') "
+    f"ORDER BY run_after {direction} LIMIT {LISTED // 2})"
+    for direction in ("ASC", "DESC")
+)
+_BROKEN = "SELECT id FROM pgqueue_job WHERE state IN ('failed', 'dead') AND state {} ORDER BY state, id DESC"
+_WALKS = {
+    State.SCHEDULED: _WAITING,
+    State.QUEUED: "SELECT id FROM pgqueue_job WHERE state = 'queued' ORDER BY queue_name, priority DESC, run_after, id",
+    State.RUNNING: "SELECT id FROM pgqueue_job WHERE state = 'running' ORDER BY worker_id, id",
+    State.RETRYING: _WAITING,
+    State.SUCCEEDED: _NEWEST,
+    State.FAILED: _BROKEN.format(">= 'failed'"),
+    State.DEAD: _BROKEN.format("<= 'dead'"),
+    State.CANCELLED: _NEWEST,
+}
+
+
+class StateFilter(admin.SimpleListFilter):
+    """One state, found along an index that has its jobs, or among the newest jobs."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(state.value, LABELS[state]) for state in State]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        value = self.value()
+        if value is None:
+            return queryset
+        if value not in LABELS:
+            return queryset.none()
+        if not request.GET.get(SEARCH_VAR):  # by its number a job is found whatever its age
+            # The ids as an array: with a join the planner may read the whole table beside the walk.
+            walk = f"pgqueue_job.id = ANY(ARRAY({_WALKS[State(value)]} LIMIT %s))"
+            queryset = queryset.filter(RawSQL(walk, [LISTED], output_field=BooleanField()))  # noqa: S611
+        return queryset.filter(state=value)
+
+
+LABELS = {
+    State.SCHEDULED: _("scheduled"),
+    State.QUEUED: _("queued"),
+    State.RUNNING: _("running"),
+    State.RETRYING: _("retrying"),
+    State.SUCCEEDED: _("succeeded"),
+    State.FAILED: _("failed"),
+    State.DEAD: _("dead"),
+    State.CANCELLED: _("cancelled"),
+}
+
+
+class JobChangeList(ChangeList):
+    """A page of jobs in two queries: the ids of the listing, at most ``LISTED``, then the rows of the page."""
+
+    limit_note: str
+
+    def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[str | Combinable]:
+        # Not by what ?o= asks for: sortable_by only takes the links away.
+        return ["-id"]
+
+    def get_results(self, request: HttpRequest) -> None:
+        with index_walks(self.queryset.db):
+            ids = list(self.queryset.values_list("pk", flat=True)[: LISTED + 1])
+        paginator = self.model_admin.get_paginator(request, ids[:LISTED], self.list_per_page)  # type: ignore[arg-type]
+        try:
+            page = paginator.page(self.page_num).object_list
+        except InvalidPage:
+            raise IncorrectLookupParameters from None
+        self.result_count = paginator.count
+        # Equal to the result, it keeps away the link to see all.
+        self.full_result_count = None if self.query or self.has_active_filters else self.result_count
+        self.show_full_result_count = False
+        self.show_admin_actions = bool(ids)
+        self.can_show_all = False
+        self.multi_page = paginator.num_pages > 1
+        self.paginator = paginator
+        self.result_list = (
+            self.root_queryset.filter(pk__in=page)
+            .defer("args", "kwargs", "result", "history", "backoff", "progress")
+            .annotate(read_at=Now())
+            .order_by("-pk")
+        )
+        self.limit_note = self._limit_note(len(ids))
+
+    def _limit_note(self, found: int) -> str:
+        most = _most()
+        state = self.params.get("state")
+        if self.query:
+            return ""
+        if state in (State.SUCCEEDED, State.CANCELLED):
+            return gettext("Looked for among the newest %(most)s jobs.") % {"most": most}
+        if state in WAITING:
+            return gettext("Looked for among the %(most)s waiting jobs that are due first and last.") % {"most": most}
+        if found <= LISTED and not (state and found == LISTED):
+            return ""
+        if state == State.QUEUED:
+            return gettext("There may be more: %(most)s ready jobs, queue by queue, are listed.") % {"most": most}
+        if state == State.RUNNING:
+            return gettext("There may be more: %(most)s running jobs are listed.") % {"most": most}
+        return gettext("There may be more: the newest %(most)s are listed.") % {"most": most}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One failed attempt, as the detail page shows it. Message and traceback are empty for who may not see them."""
+
+    attempt: Any
+    worker: Any
+    started_at: Any
+    ended_at: Any
+    took: str
+    kind: Any
+    error_type: Any
+    message: str
+    traceback: str
+
+
+if TYPE_CHECKING:
+    _JobAdmin = admin.ModelAdmin[Job]
+    _WorkerAdmin = admin.ModelAdmin[Worker]
+else:
+    _JobAdmin = object
+    _WorkerAdmin = admin.ModelAdmin
+
+
+class JobAdminMixin(_JobAdmin):
+    """Lists and shows jobs; sends back and cancels by ``transitions``. To be put before a ModelAdmin."""
+
+    list_display = (
+        "job_number", "job_state", "job_task", "queue_name", "job_attempts", "job_when", "job_enqueued_at",
+    )  # fmt: skip
+    list_display_links = ("job_number",)
+    list_filter = (StateFilter,)
+    list_per_page = 100
+    list_select_related = ()
+    search_fields = ("id",)
+    search_help_text = _("The number of a job.")
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    sortable_by = ()
+    ordering = ("-id",)
+    actions = ("requeue_jobs", "cancel_jobs")
+    job_template = "admin/pgqueue_django/job/detail.html"
+
+    class Media:
+        css = {"all": ["pgqueue_django/admin.css"]}
+
+    # -- who may what ------------------------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # Also what keeps Django's own delete_selected away, which would delete running jobs.
+        return False
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "requeue_job")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "cancel_job")
+
+    def has_payload_permission(self, request: HttpRequest) -> bool:
+        """Whether arguments, result and the texts of errors may be shown."""
+        return self._has(request, "view_job_payload")
+
+    def _may(self, request: HttpRequest, verb: str) -> bool:
+        return bool(getattr(self, f"has_{verb}_permission")(request))
+
+    def _has(self, request: HttpRequest, codename: str) -> bool:
+        return request.user.has_perm(f"pgqueue_django.{codename}")
+
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        # Any other lookup in the URL would search without an index, and guess at what payloads hold.
+        return lookup == StateFilter.parameter_name
+
+    # -- the list ----------------------------------------------------------------------------------------------
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        # From where jobs are written: on a replica a job that was just made, or moved, may be missing.
+        return super().get_queryset(request).using(router.db_for_write(self.model))
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
+        return JobChangeList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        term = search_term.strip().removeprefix("#")
+        if not term:
+            return queryset, False
+        if not (term.isascii() and term.isdigit() and len(term) < 20):
+            return queryset.none(), False
+        return queryset.filter(pk=int(term)), False
+
+    @admin.display(description=_("job"))
+    def job_number(self, job: Job) -> str:
+        return str(job.pk)
+
+    @admin.display(description=_("state"))
+    def job_state(self, job: Job) -> SafeString:
+        return state_mark(job.state)
+
+    @admin.display(description=_("task"))
+    def job_task(self, job: Job) -> SafeString:
+        if job.label:
+            return format_html('{} <span class="pgq-label">{}</span>', job.task, job.label)
+        return format_html("{}", job.task)
+
+    @admin.display(description=_("attempts"))
+    def job_attempts(self, job: Job) -> SafeString:
+        return format_html('<span class="pgq-number">{}/{}</span>', job.attempts, job.max_attempts)
+
+    @admin.display(description=_("when"))
+    def job_when(self, job: Job) -> SafeString:
+        return when(job, job.read_at)  # type: ignore[attr-defined]
+
+    @admin.display(description=_("enqueued"))
+    def job_enqueued_at(self, job: Job) -> SafeString:
+        return moment(job.enqueued_at, short=True)
+
+    # -- actions -----------------------------------------------------------------------------------------------
+
+    @admin.action(permissions=["requeue"], description=_("Requeue selected jobs"))
+    def requeue_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Of the selected jobs, those that have finished go back to their queue."""
+        self._move(request, "requeue", queryset)
+
+    @admin.action(permissions=["cancel"], description=_("Cancel selected jobs"))
+    def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Of the selected jobs, those that have not finished are cancelled."""
+        self._move(request, "cancel", queryset)
+
+    def _move(self, request: HttpRequest, verb: str, queryset: QuerySet[Job]) -> None:
+        using = router.db_for_write(self.model)
+        with index_walks(using):
+            ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: LISTED + 1])
+        moved: set[int] = set()
+        skipped: list[int] = []
+        for chunk in _chunks(ids[:LISTED]):
+            # One transaction for what was done and who did it, where the log is in the same database.
+            with transaction.atomic(using=using):
+                done = _VERBS[verb].move(using, chunk)
+                if done:
+                    rows = self.get_queryset(request).filter(pk__in=done).only("pk", "task")
+                    LogEntry.objects.log_actions(request.user.pk, rows, CHANGE, str(_VERBS[verb].logged))  # type: ignore[arg-type]
+            moved |= done
+            skipped += [pk for pk in chunk if pk not in done]
+        self.message_user(request, *_report(using, verb, moved, skipped))
+        if len(ids) > LISTED:
+            self.message_user(
+                request,
+                gettext("%(most)s jobs are the most at one time; the rest was left alone.") % {"most": _most()},
+                messages.WARNING,
+            )
+
+    # -- one job -----------------------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}"
+
+        def button(verb: str) -> Callable[..., HttpResponse]:
+            def view(request: HttpRequest, pk: int) -> HttpResponse:
+                return self.move_view(request, verb, pk)
+
+            return self.admin_site.admin_view(view)
+
+        return [
+            path("<int:pk>/requeue/", button("requeue"), name=f"{name}_requeue"),
+            path("<int:pk>/cancel/", button("cancel"), name=f"{name}_cancel"),
+            *super().get_urls(),
+        ]
+
+    def move_view(self, request: HttpRequest, verb: str, pk: int) -> HttpResponse:
+        """The buttons of the detail page: POST only, by who may see the job and has the right of the verb."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not (self.has_view_permission(request) and self._may(request, verb)):
+            raise PermissionDenied
+        if not self.get_queryset(request).filter(pk=pk).exists():
+            return self._gone(request, str(pk))
+        self._move(request, verb, self.get_queryset(request).filter(pk=pk))
+        return HttpResponseRedirect(self._url("change", pk))
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: Mapping[str, Any] | None = None,
+    ) -> HttpResponse:
+        """The detail page. Django's own form page would need inline styles before Django 6.1."""
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD"])
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        job = self._find(request, unquote(object_id))
+        if job is None:
+            return self._gone(request, object_id)
+        request.current_app = self.admin_site.name
+        return TemplateResponse(
+            request,
+            self.job_template,
+            {
+                **self.admin_site.each_context(request),
+                **self.job_context(request, job),
+                **(extra_context or {}),
+            },
+        )
+
+    def _find(self, request: HttpRequest, object_id: str) -> Job | None:
+        if not (object_id.isascii() and object_id.isdigit() and len(object_id) < 20):
+            return None
+        return self.get_queryset(request).annotate(read_at=Now()).filter(pk=int(object_id)).first()
+
+    def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        text = gettext("There is no job %(number)s. Finished jobs are kept for a time only.")
+        self.message_user(request, text % {"number": unquote(object_id)[:40]}, messages.WARNING)
+        return HttpResponseRedirect(self._url("changelist"))
+
+    def job_context(self, request: HttpRequest, job: Job) -> dict[str, Any]:
+        """What the detail page shows; payload only for who may see it."""
+        open_payload = self.has_payload_permission(request)
+        return {
+            "title": gettext("Job %(number)s") % {"number": job.pk},
+            "opts": self.opts,
+            "media": self.media,
+            # Django 6.1 lists its breadcrumbs; older ones have them in a row.
+            "breadcrumbs_listed": django.VERSION >= (6, 1),
+            "list_url": self._url("changelist"),
+            "history_url": self._url("history", job.pk),
+            "buttons": [
+                {"verb": verb, "text": known.button, "url": self._url(verb, job.pk)}
+                for verb, known in _VERBS.items()
+                if job.state in TRANSITIONS[verb].sources and self._may(request, verb)
+            ],
+            # Texts, not the row: what a template cannot reach, it cannot show.
+            "number": job.pk,
+            "task": job.task,
+            "label": job.label,
+            "state": state_mark(job.state),
+            "when": when(job, job.read_at),  # type: ignore[attr-defined]
+            "facts": list(_facts(job, job.read_at)),  # type: ignore[attr-defined]
+            "may_see_payload": open_payload,
+            "arguments": _pretty({"args": job.args, "kwargs": job.kwargs}) if open_payload else "",
+            "argument_count": len(job.args or ()) + len(job.kwargs or ()),
+            "has_result": job.state == State.SUCCEEDED,
+            "result": _pretty(job.result) if open_payload else "",
+            "attempts": _attempts(job.history, open_payload),
+        }
+
+    def _url(self, what: str, *args: Any) -> str:
+        return reverse(
+            f"admin:{self.opts.app_label}_{self.opts.model_name}_{what}",
+            args=[quote(arg) for arg in args],
+            current_app=self.admin_site.name,
+        )
+
+
+# -- moving -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Verb:
+    move: Callable[[str, Collection[int]], set[int]]
+    button: Any
+    done: Any
+    logged: Any
+
+
+_VERBS = {
+    "requeue": _Verb(
+        transitions.requeue,
+        _("Requeue"),
+        ngettext_lazy("%(count)s requeued", "%(count)s requeued", "count"),
+        _("Requeued."),
+    ),
+    "cancel": _Verb(
+        transitions.cancel,
+        _("Cancel"),
+        ngettext_lazy("%(count)s cancelled", "%(count)s cancelled", "count"),
+        _("Cancelled."),
+    ),
+}
+
+
+def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(ids), transitions.BATCH):
+        yield ids[start : start + transitions.BATCH]
+
+
+def _report(using: str, verb: str, moved: Collection[int], skipped: Sequence[int]) -> tuple[str, int]:
+    """What was done and what was not, and why not; and how good that news is."""
+    text = str(_VERBS[verb].done % {"count": len(moved)})
+    if not skipped:
+        return f"{text}.", messages.SUCCESS
+    states: Counter[str] = Counter()
+    for chunk in _chunks(skipped):
+        states.update(Job.objects.using(using).filter(pk__in=chunk).values_list("state", flat=True))
+    reasons = [(count, str(LABELS[State(state)])) for state, count in sorted(states.items())]
+    if gone := len(skipped) - sum(states.values()):
+        reasons.append((gone, gettext("gone")))
+    if len(skipped) == 1:
+        text = gettext("%(done)s, 1 skipped: it is %(state)s.") % {"done": text, "state": reasons[0][1]}
+    else:
+        text = gettext("%(done)s, %(count)s skipped: %(reasons)s.") % {
+            "done": text,
+            "count": len(skipped),
+            "reasons": ", ".join(f"{count} {label}" for count, label in reasons),
+        }
+    return text, messages.WARNING
+
+
+# -- showing ----------------------------------------------------------------------------------------------------
+
+
+def _most() -> str:
+    return number_format(LISTED, force_grouping=True)
+
+
+def state_mark(state: str) -> SafeString:
+    """The state as a word with a class of its own for its colour and sign."""
+    return format_html('<span class="pgq-state pgq-{}">{}</span>', state, LABELS[State(state)])
+
+
+def moment(value: datetime | None, text: str = "", *, short: bool = False) -> SafeString:
+    """A moment that machines can read too; ``text`` instead of the date where that says more."""
+    if value is None:
+        return format_html("{}", "-")
+    local = localtime(value) if is_aware(value) else value
+    full = date_format(local, "Y-m-d H:i:s")
+    shown = text or (date_format(local, "m-d H:i") if short else full)
+    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, shown)
+
+
+def length(seconds: float) -> str:
+    """About how long, in one unit."""
+    if seconds < 1:
+        return gettext("%(n)s ms") % {"n": round(max(0.0, seconds) * 1000)}
+    for size, text in ((86400, gettext("%(n)s d")), (3600, gettext("%(n)s h")), (60, gettext("%(n)s min"))):
+        if seconds >= 2 * size:
+            return text % {"n": round(seconds / size)}
+    return gettext("%(n)s s") % {"n": round(seconds)}
+
+
+def when(job: Job, now: datetime) -> SafeString:
+    """The moment that matters in the job's state, from ``now``, the database's clock."""
+
+    def ago(value: datetime) -> str:
+        return length(max(0.0, (now - value).total_seconds()))
+
+    if job.state in WAITING:
+        if job.run_after <= now:
+            return moment(job.run_after, gettext("due for %(time)s") % {"time": ago(job.run_after)})
+        ahead = length((job.run_after - now).total_seconds())
+        return moment(job.run_after, gettext("due in %(time)s") % {"time": ahead})
+    if job.state == State.RUNNING and job.started_at:
+        return moment(job.started_at, gettext("for %(time)s") % {"time": ago(job.started_at)})
+    if job.state in FINISHED and job.finished_at:
+        return moment(job.finished_at, gettext("%(time)s ago") % {"time": ago(job.finished_at)})
+    ready = max(job.run_after, job.enqueued_at)
+    return moment(ready, gettext("ready for %(time)s") % {"time": ago(ready)})
+
+
+def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
+    yield _("Queue"), job.queue_name
+    yield _("Priority"), job.priority
+    yield _("Attempts"), f"{job.attempts}/{job.max_attempts}"
+    yield _("Enqueued at"), moment(job.enqueued_at)
+    yield _("Not before"), moment(job.run_after)
+    yield _("Started at"), moment(job.started_at)
+    yield _("Finished at"), moment(job.finished_at)
+    if job.lease_expires_at:
+        ahead = (job.lease_expires_at - now).total_seconds()
+        text = gettext("in %(time)s") if ahead > 0 else gettext("%(time)s ago")
+        yield _("Lease ends"), moment(job.lease_expires_at, text % {"time": length(abs(ahead))})
+    if job.prune_after:
+        yield _("Kept until"), moment(job.prune_after)
+    if job.worker_id:
+        yield _("Worker"), job.worker_id
+    if job.idempotency_key is not None:
+        yield _("Idempotency key"), job.idempotency_key
+    if isinstance(job.progress, dict):
+        fraction = job.progress.get("fraction")
+        percent = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
+        yield _("Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
+    if job.parked_at:
+        yield _("Handed back"), _("by workers that do not know this task")
+
+
+def _pretty(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _attempts(history: Any, open_payload: bool) -> list[Attempt]:
+    """The failed attempts, the newest first. The column may hold anything: plain SQL can write it."""
+    entries: Iterable[Any] = history if isinstance(history, list) else []
+    attempts = []
+    for entry in entries:
+        known: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
+        started, ended = _moment_of(known.get("started_at")), _moment_of(known.get("ended_at"))
+        took = ended - started if isinstance(started, datetime) and isinstance(ended, datetime) else None
+        attempts.append(
+            Attempt(
+                attempt=known.get("attempt", ""),
+                worker=known.get("worker") or "",
+                started_at=moment(started) if isinstance(started, datetime) else started,
+                ended_at=moment(ended) if isinstance(ended, datetime) else ended,
+                took=length(took.total_seconds()) if isinstance(took, timedelta) else "",
+                kind=known.get("kind", ""),
+                error_type=known.get("error_type", ""),
+                message=str(known.get("message") or "") if open_payload else "",
+                traceback=str(known.get("traceback") or "") if open_payload else "",
+            )
+        )
+    return attempts[::-1]
+
+
+def _moment_of(value: Any) -> datetime | str:
+    try:
+        return parse_datetime(str(value)) or ""
+    except ValueError:
+        return str(value)
+
+
+@admin.register(Job)
+class JobAdmin(JobAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """The jobs."""
+
+
+@admin.register(Worker)
+class WorkerAdmin(_WorkerAdmin):
+    """The worker processes, to look at."""
+
+    list_display = ("name", "host", "pid", "queues", "running", "concurrency", "started_at", "heartbeat_at")
+    list_display_links = None
+    ordering = ("-heartbeat_at",)
+    show_full_result_count = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:
+        return super().get_queryset(request).using(router.db_for_write(self.model))
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False

@@ -1,0 +1,241 @@
+"""One bounded, consistent reading of the whole queue.
+
+Everything comes from one SQL statement, so all the numbers are of one moment, read from the database that the
+jobs are written to. It looks at no more than ``CAP`` rows of each walk along a partial index, whatever the
+size of the table, and says where it stopped. It never counts finished jobs but failed and dead ones: what
+succeeded or was cancelled has counters only. It writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connections, router, transaction
+from django.db.backends.utils import CursorWrapper
+
+from . import stats
+from .models import Job
+from .states import WAITING, State
+
+CAP = 10_000
+"""Rows that one walk looks at: of one queue's ready jobs, of all waiting, all running, all failed, all dead."""
+MAX_QUEUES = 200
+"""Queues with ready jobs that are counted apart; the rest is counted together, as ``OTHER``."""
+MAX_PAIRS = 1_000
+"""Pairs of queue and task whose counters are kept apart: those seen first. The rest is (``OTHER``, ``OTHER``)."""
+MAX_SECONDS = 4
+"""The statement is given up after this."""
+
+OTHER = "other"
+
+COUNTED = (State.SCHEDULED, State.QUEUED, State.RUNNING, State.RETRYING, State.FAILED, State.DEAD)
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How many jobs of one queue are in one state; with ``capped`` at least so many."""
+
+    queue_name: str
+    state: State
+    jobs: int
+    capped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What all attempts of one task from one queue ended in, and how long they took, in seconds.
+
+    Bucket counts are per bucket of ``stats.BOUNDS``, not cumulative; the last one is what lay beyond.
+    """
+
+    queue_name: str
+    task: str
+    succeeded: int
+    retried: int
+    failed: int
+    dead: int
+    pickup_counts: tuple[int, ...]
+    pickup_seconds: float
+    run_counts: tuple[int, ...]
+    run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The queue at ``taken_at``, the database's clock."""
+
+    taken_at: datetime
+    depths: tuple[Depth, ...]
+    """In the order of queue and state; none where there are no jobs."""
+    capped: frozenset[State]
+    """States of which ``CAP`` rows were seen in one walk: there may be more, and in queues that are not named."""
+    oldest_due: Mapping[str, float]
+    """Seconds since the job that waits longest in each queue could have run; no entry where none is due."""
+    workers: int
+    """Workers whose last heartbeat is younger than their lease."""
+    tallies: tuple[Tally, ...]
+    """In the order in which they were first seen, so that who has a name of its own keeps it."""
+
+
+_BUCKETS = len(stats.BOUNDS) + 1
+_OUTCOMES = ("succeeded", "retried", "failed", "dead")
+# Each a column of the tally: its name, and what it sums over pgqueue_stat.
+_SUMS = {
+    **{name: name for name in (*_OUTCOMES, "pickup_seconds", "run_seconds")},
+    **{f"pickup_{place}": f"pickup_counts[{place}]" for place in range(1, _BUCKETS + 1)},
+    **{f"run_{place}": f"run_counts[{place}]" for place in range(1, _BUCKETS + 1)},
+}
+
+# Every walk is ordered as its index is. Failed and dead are told apart by a range, not by equality: the planner
+# would drop an equal state from the order, and might walk the primary key over all jobs to find them.
+# A ready job's due time is read from the head of each priority: the first row there has waited longest.
+_READING = f"""
+WITH RECURSIVE name(queue_name) AS (
+    (SELECT queue_name FROM pgqueue_job WHERE state = 'queued' ORDER BY queue_name LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.queue_name FROM pgqueue_job job
+            WHERE job.state = 'queued' AND job.queue_name > name.queue_name
+            ORDER BY job.queue_name LIMIT 1)
+    FROM name WHERE name.queue_name IS NOT NULL
+), named AS MATERIALIZED (
+    SELECT queue_name FROM name WHERE queue_name IS NOT NULL LIMIT %(queues)s
+), ready AS MATERIALIZED (
+    SELECT named.queue_name, walk.jobs, head.due
+    FROM named
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM pgqueue_job job WHERE job.state = 'queued' AND job.queue_name = named.queue_name
+            ORDER BY job.priority DESC, job.run_after, job.id LIMIT %(cap)s) AS seen
+    ) AS walk
+    CROSS JOIN LATERAL (
+        WITH RECURSIVE level(priority, due) AS (
+            (SELECT job.priority, GREATEST(job.run_after, job.enqueued_at) FROM pgqueue_job job
+             WHERE job.state = 'queued' AND job.queue_name = named.queue_name
+             ORDER BY job.priority DESC, job.run_after, job.id LIMIT 1)
+            UNION ALL
+            SELECT lower.priority, lower.due FROM level CROSS JOIN LATERAL (
+                SELECT job.priority, GREATEST(job.run_after, job.enqueued_at) AS due FROM pgqueue_job job
+                WHERE job.state = 'queued' AND job.queue_name = named.queue_name AND job.priority < level.priority
+                ORDER BY job.priority DESC, job.run_after, job.id LIMIT 1) AS lower
+        )
+        SELECT min(due) AS due FROM level
+    ) AS head
+    UNION ALL
+    SELECT '{OTHER}', count(*), min(due) FROM (
+        SELECT GREATEST(run_after, enqueued_at) AS due FROM pgqueue_job
+        WHERE state = 'queued' AND queue_name > (SELECT max(queue_name) FROM named)
+        ORDER BY queue_name, priority DESC, run_after, id LIMIT %(cap)s) AS seen
+), waiting AS MATERIALIZED (
+    SELECT queue_name, state, GREATEST(run_after, enqueued_at) AS due FROM pgqueue_job
+    WHERE state IN ('scheduled', 'retrying') ORDER BY run_after LIMIT %(cap)s
+), running AS MATERIALIZED (
+    SELECT queue_name, state FROM pgqueue_job WHERE state = 'running' ORDER BY worker_id, id LIMIT %(cap)s
+), failed AS MATERIALIZED (
+    SELECT queue_name, state FROM pgqueue_job
+    WHERE state IN ('failed', 'dead') AND state >= 'failed' ORDER BY state, id DESC LIMIT %(cap)s
+), dead AS MATERIALIZED (
+    SELECT queue_name, state FROM pgqueue_job
+    WHERE state IN ('failed', 'dead') AND state <= 'dead' ORDER BY state, id DESC LIMIT %(cap)s
+), depth AS (
+    SELECT queue_name, 'queued' AS state, sum(jobs) AS jobs FROM ready WHERE jobs > 0 GROUP BY queue_name
+    UNION ALL
+    SELECT queue_name, state, count(*) FROM (
+        SELECT queue_name, state FROM waiting UNION ALL TABLE running UNION ALL TABLE failed UNION ALL TABLE dead
+    ) AS seen GROUP BY queue_name, state
+), oldest AS (
+    SELECT queue_name, EXTRACT(EPOCH FROM statement_timestamp() - min(due)) AS seconds FROM (
+        SELECT queue_name, due FROM ready WHERE due IS NOT NULL
+        UNION ALL SELECT queue_name, due FROM waiting WHERE due <= statement_timestamp()
+    ) AS seen GROUP BY queue_name
+), pair AS (
+    SELECT min(id) AS first, queue_name, task, {", ".join(f"sum({what}) AS {name}" for name, what in _SUMS.items())}
+    FROM pgqueue_stat GROUP BY queue_name, task
+), placed AS (
+    SELECT *, row_number() OVER (ORDER BY first) <= %(pairs)s AS own FROM pair
+), tally AS (
+    SELECT min(first) AS first,
+           CASE WHEN own THEN queue_name ELSE '{OTHER}' END AS queue_name,
+           CASE WHEN own THEN task ELSE '{OTHER}' END AS task,
+           {", ".join(f"sum({name}) AS {name}" for name in _SUMS)}
+    FROM placed GROUP BY 2, 3
+)
+SELECT statement_timestamp(),
+       (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs)) FROM depth)::text,
+       (SELECT jsonb_object_agg(queue_name, seconds) FROM oldest)::text,
+       (SELECT count(*) FROM pgqueue_worker
+        WHERE heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds)),
+       (SELECT jsonb_agg(jsonb_build_array(first, queue_name, task, {", ".join(_SUMS)})) FROM tally)::text
+"""
+
+# Without sorts the planner has only the indexes to give a walk its order; beside few rows of a big table, or
+# with old statistics, it would rather read the whole table and sort. Compiling costs more than it runs for.
+_PLANNING = """
+SELECT set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
+       set_config('statement_timeout', %s, true)
+"""
+
+
+@contextmanager
+def index_walks(using: str) -> Iterator[CursorWrapper]:
+    """A transaction to read in: what is ordered as an index is walks it, and ends after ``MAX_SECONDS``.
+
+    Rolled back at the end, and with it these settings, also inside a caller's transaction.
+    """
+    with transaction.atomic(using=using):
+        with connections[using].cursor() as cursor:
+            cursor.execute(_PLANNING, [f"{MAX_SECONDS}s"])
+            yield cursor
+        transaction.set_rollback(True, using=using)
+
+
+def take(using: str | None = None) -> Snapshot:
+    """The queue as it is now, in the database ``using``; by default the one that jobs are written to.
+
+    Raises what Django raises for a database that is away, or one that takes longer than ``MAX_SECONDS``.
+    """
+    with index_walks(using or router.db_for_write(Job)) as cursor:
+        cursor.execute(_READING, {"cap": CAP, "queues": MAX_QUEUES, "pairs": MAX_PAIRS})
+        taken_at, depths, oldest, workers, tallies = cursor.fetchone()
+    counted = sorted((queue_name, State(state), jobs) for queue_name, state, jobs in json.loads(depths or "[]"))
+    capped = _capped(counted)
+    return Snapshot(
+        taken_at=taken_at,
+        depths=tuple(
+            Depth(queue_name, state, jobs, state in capped and (state != State.QUEUED or jobs >= CAP))
+            for queue_name, state, jobs in counted
+        ),
+        capped=capped,
+        oldest_due={queue_name: max(0.0, seconds) for queue_name, seconds in json.loads(oldest or "{}").items()},
+        workers=workers,
+        tallies=tuple(_tally(values) for values in sorted(json.loads(tallies or "[]"))),
+    )
+
+
+def _capped(counted: list[tuple[str, State, int]]) -> frozenset[State]:
+    """The states whose walk ended at ``CAP``; scheduled and retrying share one."""
+    seen = dict.fromkeys(COUNTED, 0)
+    for _, state, jobs in counted:
+        # One walk per queue of ready jobs, one for all queues of the others.
+        seen[state] = max(seen[state], jobs) if state == State.QUEUED else seen[state] + jobs
+    for state in WAITING:
+        seen[state] = sum(jobs for _, other, jobs in counted if other in WAITING)
+    return frozenset(state for state, jobs in seen.items() if jobs >= CAP)
+
+
+def _tally(values: list[Any]) -> Tally:
+    _, queue_name, task, *sums = values
+    value = dict(zip(_SUMS, sums, strict=True))
+    return Tally(
+        queue_name,
+        task,
+        **{name: int(value[name]) for name in _OUTCOMES},
+        pickup_counts=tuple(int(value[f"pickup_{place}"] or 0) for place in range(1, _BUCKETS + 1)),
+        pickup_seconds=float(value["pickup_seconds"]),
+        run_counts=tuple(int(value[f"run_{place}"] or 0) for place in range(1, _BUCKETS + 1)),
+        run_seconds=float(value["run_seconds"]),
+    )
