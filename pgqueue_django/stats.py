@@ -68,26 +68,30 @@ _ADD_UP = """
             FROM unnest(old.run_counts, excluded.run_counts) WITH ORDINALITY AS both_counts(a, b, place)),
         run_seconds = old.run_seconds + excluded.run_seconds
 """
-_ADD = f"INSERT INTO pgqueue_stat AS old ({_COLUMNS}) VALUES {{rows}} {_ADD_UP}"
+_ADD = f"INSERT INTO pgqueue_stat AS old ({_COLUMNS}) VALUES {{rows}} {_ADD_UP} RETURNING pg_current_xact_id()::text"
 _ROW = (
     "(date_trunc('minute', statement_timestamp(), 'UTC'), %s, %s, %s, %s, %s, %s, %s, "
     "%s::bigint[], %s, %s::bigint[], %s)"
 )
 
 
-def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> None:
-    """Add ``samples`` to this minute's rows of ``worker_id``: one statement, a row per queue and task."""
+def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> str | None:
+    """Add ``samples`` to this minute's rows of ``worker_id``: one statement, a row per queue and task.
+
+    Returns the id of the transaction, with which ``transitions.has_committed`` can be asked; None: no samples.
+    """
     cells: dict[tuple[str, str], _Cell] = {}
     for sample in samples:
         cells.setdefault((sample.queue_name, sample.task), _Cell()).add(sample)
     if not cells:
-        return
+        return None
     params: list[Any] = []
     # Sorted, so that two writers with the same worker id (a worker and who disowns it) cannot deadlock.
     for (queue_name, task), cell in sorted(cells.items()):
         params += [worker_id, queue_name, task, *cell.outcomes]
         params += [cell.pickup_counts, cell.pickup_seconds, cell.run_counts, cell.run_seconds]
     cursor.execute(_ADD.format(rows=", ".join([_ROW] * len(cells))), params)
+    return str(cursor.fetchone()[0])
 
 
 # The row of all that is older: no minute, no worker. It keeps the lowest id of its task, which stands for when

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -500,12 +500,14 @@ def settle(
     *,
     worker_id: str,
     already: Sequence[stats.Sample] = (),
+    receipt: Callable[[str], None] | None = None,
 ) -> Fenced:
     """running -> succeeded, retrying, failed or dead, as each outcome says. One statement for all of them.
 
     Busy rows are to be tried again; gone ones belong to somebody else and their outcomes are void. The
     counters of the attempts that moved are written in the same transaction, and ``already``, samples of
-    attempts that were settled without them (see ``settle_inside``).
+    attempts that were settled without them (see ``settle_inside``). Outcomes are fenced and may be sent again when
+    a reply was lost; samples are not: ``receipt`` hears, before the COMMIT, what to ask ``has_committed`` then.
     """
     # Sorted: of two attempts of one job, the newer is the one that may still hold it.
     told = {item.job.id: item for item in sorted(settlements, key=lambda item: item.job.pair)}
@@ -513,11 +515,21 @@ def settle(
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         fenced = _settle(cursor, told, tokens) if told else Fenced(frozenset(), frozenset())
         samples = [told[id].sample() for id in sorted(fenced.moved)]
-        stats.add(cursor, worker_id, [*samples, *already])
+        transaction_id = stats.add(cursor, worker_id, [*samples, *already])
+        if receipt is not None and transaction_id is not None:
+            receipt(transaction_id)
     delays = [told[id].outcome.delay for id in fenced.moved if isinstance(told[id].outcome, Retried)]  # type: ignore[union-attr]
     if delays and min(delays) < conf.current().CHORE_INTERVAL:
         wakeups.send_after_commit(using, wakeups.DUE)
     return fenced
+
+
+def has_committed(using: str, transaction_id: str) -> bool | None:
+    """Whether that transaction has committed; None while it is in progress. One too old to be known has."""
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT pg_xact_status(%s::xid8)", [transaction_id])
+        (status,) = cursor.fetchone()
+    return None if status == "in progress" else status != "aborted"
 
 
 def settle_inside(using: str, settlement: Settlement) -> Fenced:

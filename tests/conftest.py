@@ -12,10 +12,15 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connection
+from hypothesis import settings
 from verbs import rows
 
 from pgqueue_django import wakeups
 from pgqueue_django.models import Job
+
+# The same examples in each run; and no time limit for one: the machine may be busy.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture

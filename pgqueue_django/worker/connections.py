@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,18 +32,18 @@ _SOCKET = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,  # milliseconds
 }
 
 
 @contextmanager
-def own_connection(using: str, role: str) -> Iterator[BaseDatabaseWrapper]:
+def own_connection(using: str, role: str, *, silence: float = 20.0) -> Iterator[BaseDatabaseWrapper]:
     """Give this thread a connection of its own in ``connections[using]``, and back what it had there.
 
-    Connects at its first use, and again after ``drop``.
+    Connects at its first use, and again after ``drop``. ``silence``: seconds after which TCP gives up a peer
+    that does not acknowledge what was sent.
     """
     before = connections[using]
-    connections[using] = wrapper = _own(using, role)
+    connections[using] = wrapper = _own(using, role, silence)
     try:
         yield wrapper
     finally:
@@ -50,7 +51,7 @@ def own_connection(using: str, role: str) -> Iterator[BaseDatabaseWrapper]:
         connections[using] = before
 
 
-def _own(using: str, role: str) -> BaseDatabaseWrapper:
+def _own(using: str, role: str, silence: float) -> BaseDatabaseWrapper:
     wrapper = connections.create_connection(using)
     options = {key: value for key, value in wrapper.settings_dict["OPTIONS"].items() if key != "pool"}
     wrapper.settings_dict = {
@@ -60,21 +61,35 @@ def _own(using: str, role: str) -> BaseDatabaseWrapper:
         "CONN_HEALTH_CHECKS": False,
         "OPTIONS": {
             **_SOCKET,
+            "tcp_user_timeout": int(1000 * silence),  # milliseconds
             **options,
             "isolation_level": IsolationLevel.READ_COMMITTED,
             "application_name": f"pgqueue {role}",
         },
     }
+    # Under DEBUG Django keeps the last 9,000 statements of a connection, until a request ends; ours never ends.
+    wrapper.queries_log = deque(maxlen=0)
     return wrapper
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether the connection, not the statement, is what failed: a new connection may do better.
+    """Whether the connection or the server, not the statement, is what failed: a later one may do better.
 
     A server that has become read-only was failed over, and its replacement is behind the same name.
     """
-    cause = error.__cause__ or error
-    return isinstance(error, OperationalError | InterfaceError) or getattr(cause, "sqlstate", None) == READ_ONLY
+    if (code := _sqlstate(error)) is None:
+        return isinstance(error, OperationalError | InterfaceError)
+    return code == READ_ONLY or code.startswith(("08", "25P03", "53", "57P", "58", "XX"))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same statement may do better in a moment: a deadlock, a lock or a statement that took too long."""
+    return (_sqlstate(error) or "").startswith(("40", "55", "57014"))
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    code: str | None = getattr(error.__cause__ or error, "sqlstate", None)
+    return code
 
 
 def drop(using: str) -> None:
@@ -116,6 +131,8 @@ def _fault(wrapper: BaseDatabaseWrapper) -> str | None:
     if not wrapper.autocommit and wrapper.settings_dict["AUTOCOMMIT"]:
         return "autocommit switched off"
     if wrapper.vendor == "postgresql" and wrapper.settings_dict["AUTOCOMMIT"]:
+        if not (wrapper.connection.closed or wrapper.connection.autocommit):
+            return "autocommit switched off"
         status = wrapper.connection.info.transaction_status
         if status not in (pq.TransactionStatus.IDLE, pq.TransactionStatus.UNKNOWN):
             return "a transaction"
@@ -152,7 +169,7 @@ class Grumbler:
         self._count += 1
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + 30
-            logger.warning("%s: %s (%d so far); trying again", self._subject, _first_line(error), self._count)
+            logger.warning("%s: %s (%d so far); trying again", self._subject, first_line(error), self._count)
 
     def worked(self) -> None:
         if self._count:
@@ -160,7 +177,8 @@ class Grumbler:
         self._count, self._next = 0, 0.0
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What to log of it: in the other lines PostgreSQL may show the row, and so a payload."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 

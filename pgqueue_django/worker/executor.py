@@ -11,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import logging
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
@@ -22,11 +25,13 @@ from django.db import close_old_connections, connections, reset_queries, transac
 from pgqueue_django import conf, payload, transitions
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext
-from pgqueue_django.exceptions import InvalidPayload, JobTimeout, LeaseLost, PermanentError, Retry
+from pgqueue_django.exceptions import MAX_DELAY, InvalidPayload, JobTimeout, LeaseLost, PermanentError, Retry
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.tasks import Task
 from pgqueue_django.transitions import Claimed, Settlement
-from pgqueue_django.worker.connections import drop, left_open
+from pgqueue_django.worker.connections import drop, is_broken, left_open
+
+logger = logging.getLogger("pgqueue_django.worker")
 
 MAX_MESSAGE = 2_000  # characters kept of an error's message
 MAX_TRACEBACK = 10_000
@@ -48,17 +53,21 @@ class Attempt:
         "_progress",
         "begun_at",
         "claimed_at",
+        "committing",
         "coroutine",
         "deadline",
         "ended",
         "ended_at",
         "job",
         "lease_until",
+        "left",
+        "refusals",
         "settled_inside",
         "slot",
         "task",
         "timeout",
         "void",
+        "wrappers",
     )
 
     def __init__(self, job: Claimed, task: Task[Any, Any], lease_until: float) -> None:
@@ -71,10 +80,14 @@ class Attempt:
         self.deadline: float | None = None
         self.ended = False  # its outcome is with the loop; what comes later is void
         self.ended_at: float | None = None
+        self.committing: Succeeded | None = None  # an atomic success whose COMMIT is about to be sent, or was
         self.settled_inside = False  # its outcome is in the row already
         self.void = threading.Event()  # cancelled, timed out, or its lease is lost
+        self.refusals = 0  # how often the database refused its outcome
+        self.left = threading.Event()  # its handler has returned
         self.slot: Any = None  # where it runs: how slots.py interrupts it
         self.coroutine: asyncio.Task[Outcome] | None = None
+        self.wrappers: list[Any] = []  # database connections of a coroutine's own thread, once it has started
         self._progress: str | None = None
 
     def begin(self) -> bool:
@@ -121,8 +134,12 @@ def run(attempt: Attempt, using: str) -> Outcome:
     """Run a plain handler in this thread, each like a request of its own."""
     if not attempt.begin():
         return Released()
-    # An empty context: no language, no time zone, no variable of the attempt before.
-    return contextvars.Context().run(_run, attempt, using)
+    try:
+        # An empty context: no language, no time zone, no variable of the attempt before.
+        return contextvars.Context().run(_run, attempt, using)
+    except BaseException as error:  # of what surrounds the handler: a slot must not be lost for it
+        throw_connections_away()
+        return ended_with(attempt, error)
 
 
 def _run(attempt: Attempt, using: str) -> Outcome:
@@ -142,6 +159,9 @@ def _run(attempt: Attempt, using: str) -> Outcome:
                 outcome = _succeeded(_handler(attempt)(*args, **kwargs))
         except BaseException as error:  # SystemExit of a handler, too, is an outcome
             outcome = ended_with(attempt, error)
+            if is_broken(error):
+                # Django keeps a session that works, even on a node that was failed over and takes no writes.
+                throw_connections_away()
         if (used or connections.all(initialized_only=True)) and (left := left_open()):
             outcome = _transaction_left(attempt, outcome, left)
         return outcome
@@ -160,14 +180,21 @@ async def run_async(attempt: Attempt) -> Outcome:
         return Failed(_failure(Kind.PAYLOAD, error))
     outcome: Outcome
     async with ThreadSensitiveContext() as own_thread:
+        # The executor that asgiref would make, and one that tells whose statements are to be cancelled.
+        SyncToAsync.context_to_thread_executor[own_thread] = ThreadPoolExecutor(
+            max_workers=1, initializer=prepare_thread, initargs=(attempt.wrappers,)
+        )
         try:
             outcome = _succeeded(await _handler(attempt)(*args, **kwargs))
         except BaseException as error:
             outcome = ended_with(attempt, error)
-        if own_thread in SyncToAsync.context_to_thread_executor:
+        if attempt.wrappers:
             left = await sync_to_async(_close_connections)()
             if left:
                 outcome = _transaction_left(attempt, outcome, left)
+        else:
+            # Never used: asgiref would start a thread to wait for its end.
+            del SyncToAsync.context_to_thread_executor[own_thread]
     return outcome
 
 
@@ -208,37 +235,60 @@ def _succeeded(result: Any) -> Succeeded:
         raise _BadResult(str(error)) from error
 
 
-def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Succeeded:
+def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Settled:
     """The handler's writes and the fenced settle in one transaction; a lost lease rolls both back."""
-    with transaction.atomic(using=using, durable=True):
-        with connections[using].cursor() as cursor:
-            # Above READ COMMITTED every heartbeat of this row would make the settle a serialization failure.
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        outcome = _succeeded(_handler(attempt)(*args, **kwargs))
-        settlement = attempt.settlement(outcome)
-        while True:
-            if attempt.void.is_set():
-                raise LeaseLost("The attempt was cancelled, timed out or lost its lease before it could commit.")
-            fenced = transitions.settle_inside(using, settlement)
-            if fenced.moved:
-                break
-            if fenced.gone:
-                raise LeaseLost("The job was cancelled or given to another worker; this attempt is rolled back.")
-            # Busy: a heartbeat has the row for a moment, or a person's session for longer.
-            if attempt.void.wait(0.02):
-                continue
-            if attempt.deadline is not None and time.monotonic() > attempt.deadline:
-                raise JobTimeout("Somebody held the job's row until the deadline.")
-    attempt.settled_inside = True
+    outcome: Succeeded | None = None
+    try:
+        with transaction.atomic(using=using, durable=True):
+            # The first hook, so it runs right after the COMMIT, before one of the handler's own can raise.
+            transaction.on_commit(partial(setattr, attempt, "settled_inside", True), using=using)
+            with connections[using].cursor() as cursor:
+                # Above READ COMMITTED every heartbeat of this row would make the settle a serialization failure.
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            outcome = _succeeded(_handler(attempt)(*args, **kwargs))
+            _settle_inside(attempt, outcome, using)
+            attempt.committing = outcome
+    except BaseException as error:
+        if outcome is None or not attempt.settled_inside:
+            raise
+        # The job is done, and nobody can take that back.
+        job = attempt.job
+        logger.warning("%s #%d succeeded; then one of its on_commit hooks failed: %s", job.task, job.id, _text(error))
+    assert outcome is not None  # noqa: S101
     return outcome
 
 
+def _settle_inside(attempt: Attempt, outcome: Succeeded, using: str) -> None:
+    settlement = attempt.settlement(outcome)
+    while True:
+        if attempt.void.is_set():
+            raise LeaseLost("The attempt was cancelled, timed out or lost its lease before it could commit.")
+        fenced = transitions.settle_inside(using, settlement)
+        if fenced.moved:
+            return
+        if fenced.gone:
+            raise LeaseLost("The job was cancelled or given to another worker; this attempt is rolled back.")
+        # Busy: a heartbeat has the row for a moment, or a person's session for longer.
+        if attempt.void.wait(0.02):
+            continue
+        if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+            raise JobTimeout("Somebody held the job's row until the deadline.")
+
+
 def ended_with(attempt: Attempt, error: BaseException) -> Settled:
-    """What an exception means for the job."""
+    """What an exception means for the job. Never raises."""
+    try:
+        return _meaning(attempt, error)
+    except BaseException as second:  # an error whose own attributes raise
+        message = payload.storable_text(f"An error that cannot be read: {_text(second)}", MAX_MESSAGE)
+        return again(attempt, Failure(Kind.ERROR, object.__repr__(type(error))[:200], message))
+
+
+def _meaning(attempt: Attempt, error: BaseException) -> Settled:
     if isinstance(error, PermanentError):
         return Failed(_failure(Kind.PERMANENT, error))
     if isinstance(error, Retry):
-        return again(attempt, _failure(Kind.RETRY, error), error.delay)
+        return again(attempt, _failure(Kind.RETRY, error), _asked_delay(error))
     if isinstance(error, _BadResult):
         return again(attempt, _failure(Kind.RESULT, error.__cause__ or error))
     if isinstance(error, JobTimeout):
@@ -246,14 +296,25 @@ def ended_with(attempt: Attempt, error: BaseException) -> Settled:
     return again(attempt, _failure(Kind.ERROR, error))
 
 
+def _asked_delay(error: Retry) -> float | None:
+    """None, for the task's backoff, if a subclass of Retry has made it no number of seconds."""
+    delay: object = getattr(error, "delay", None)
+    return float(delay) if isinstance(delay, int | float) and 0 <= delay <= MAX_DELAY else None
+
+
 def again(attempt: Attempt, failure: Failure, delay: float | None = None) -> Settled:
     """A failed attempt that may be tried again: retrying while attempts are left, else dead."""
     job = attempt.job
     if job.attempt >= job.max_attempts:
         return DeadLettered(failure)
-    if delay is None:
-        delay = Backoff.from_numbers(json.loads(job.backoff)).delay(job.attempt)
-    return Retried(failure, delay)
+    return Retried(failure, _backoff(job.backoff).delay(job.attempt) if delay is None else delay)
+
+
+def _backoff(text: str) -> Backoff:
+    try:
+        return Backoff.from_numbers(json.loads(text))
+    except (ValueError, RecursionError):  # JSON that PostgreSQL takes and Python does not: 10,000 brackets
+        return Backoff()
 
 
 def timed_out(attempt: Attempt) -> Settled:

@@ -45,6 +45,8 @@ class Heartbeat(threading.Thread):
         super().__init__(name="pgqueue heartbeat", daemon=True)
         self._using = using
         self._interval = interval
+        # If the line swallows a beat, the next one finds another line before the lease ends.
+        self._silence = min(20.0, max(1.0, interval))
         self._lease_seconds = lease_seconds
         self._held = held
         self._lost = lost
@@ -62,7 +64,7 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         pause = 0.0
-        with own_connection(self._using, "heartbeat"):
+        with own_connection(self._using, "heartbeat", silence=self._silence):
             while not self._stopping:
                 self._nudged.wait(pause)
                 self._nudged.clear()

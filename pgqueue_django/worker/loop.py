@@ -18,13 +18,13 @@ import queue
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import QuerySet
 
-from pgqueue_django import conf, stats, transitions, wakeups
+from pgqueue_django import conf, payload, stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
@@ -33,7 +33,7 @@ from pgqueue_django.tasks import resolve
 from pgqueue_django.transitions import Claimed, Fenced, Settlement
 from pgqueue_django.worker import executor
 from pgqueue_django.worker.chores import Chores
-from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, own_connection
+from pgqueue_django.worker.connections import Backoff, Grumbler, drop, first_line, is_broken, may_pass, own_connection
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
 from pgqueue_django.worker.listener import Listener
@@ -44,6 +44,7 @@ logger = logging.getLogger("pgqueue_django.worker")
 CLEAN, RELEASED = 0, 7  # exit codes
 
 _FLUSH = 500  # outcomes in one settle
+_REFUSALS = 3  # of an outcome that may pass the next time
 _BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
 _PREFETCH_SECONDS = 0.05  # how far ahead of its slots a worker claims
 _PREFETCH_MOST = 256
@@ -104,7 +105,7 @@ class Loop:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.name = options.name or f"{socket.gethostname()}:{os.getpid()}"
+        self.name = payload.storable_text(options.name) or f"{socket.gethostname()}:{os.getpid()}"
         # Random: a worker that comes back under the same name must not take the rows of the one before for its own.
         self.worker_id = f"{self.name[:100]}:{secrets.token_hex(4)}"
         self.held: dict[int, Attempt] = {}
@@ -115,6 +116,7 @@ class Loop:
         self._outcomes: list[tuple[Attempt, Settled]] = []
         self._releases: list[tuple[Claimed, bool]] = []  # with: the task is unknown here
         self._samples: list[stats.Sample] = []  # of attempts that settled inside their own transaction
+        self._in_doubt: tuple[str, int] | None = None  # a flush without a reply: its transaction, and its samples
         self._not_before = 0.0  # for writes to busy rows
         self._slots = Slots(options.concurrency, self._using, self._attempt_ended)
         self._prefetch = _Prefetch(options.concurrency)
@@ -226,9 +228,12 @@ class Loop:
         attempt.ended = True
 
     def _forget(self, attempt: Attempt) -> None:
-        # The same job may be held again, by a later claim.
-        if self.held.get(attempt.job.id) is attempt:
+        if self._holds(attempt):
             del self.held[attempt.job.id]
+
+    def _holds(self, attempt: Attempt) -> bool:
+        # The same job may be held again, by a later claim.
+        return self.held.get(attempt.job.id) is attempt
 
     def _take_loss(self, attempt: Attempt, state: State | None) -> None:
         if attempt.ended or self.held.get(attempt.job.id) is not attempt:
@@ -319,20 +324,26 @@ class Loop:
 
     def _disown(self) -> None:
         keep = [attempt.job.pair for attempt in self.held.values()]
-        while transitions.disown(self._using, self.worker_id, keep=keep, by=self.worker_id):
-            pass
+        try:
+            while transitions.disown(self._using, self.worker_id, keep=keep, by=self.worker_id):
+                pass
+        except (DatabaseError, InterfaceError) as error:
+            if is_broken(error):
+                raise
+            # Somebody's trigger refuses one of them: the leases will end them, and there is other work to do.
+            logger.error("jobs that this worker does not hold cannot be given back: %s", first_line(error))
         self._must_disown = False
 
     def _write(self) -> None:
-        if time.monotonic() < self._not_before:
+        if time.monotonic() < self._not_before or not self._is_sure_of_samples():
             return
         while self._outcomes or self._samples:
             batch, self._outcomes = self._outcomes[:_FLUSH], self._outcomes[_FLUSH:]
             try:
                 busy = self._settle(batch)
             except BaseException:
-                # Not taken, or nobody knows: they go over the next connection.
-                self._outcomes = batch + self._outcomes
+                # Not taken, or nobody knows: they go over the next connection. Not those that were settled one by one.
+                self._outcomes = [pair for pair in batch if self._holds(pair[0])] + self._outcomes
                 raise
             if busy:
                 self._outcomes = busy + self._outcomes
@@ -341,13 +352,32 @@ class Loop:
         if self._releases:
             self._release()
 
+    def _is_sure_of_samples(self) -> bool:
+        """Samples whose flush got no reply are counted, or they are not: nothing else tells, they have no fence."""
+        if self._in_doubt is None:
+            return True
+        transaction_id, count = self._in_doubt
+        committed = transitions.has_committed(self._using, transaction_id)
+        if committed is None:
+            self._not_before = time.monotonic() + _BUSY_SECONDS
+            return False
+        if committed:
+            del self._samples[:count]
+        self._in_doubt = None
+        return True
+
     def _settle(self, batch: list[tuple[Attempt, Settled]]) -> list[tuple[Attempt, Settled]]:
         """Write these outcomes; return those whose rows were busy."""
         settlements = [attempt.settlement(outcome) for attempt, outcome in batch]
         samples = list(self._samples)
+        receipts: list[str] = []
         try:
-            fenced = transitions.settle(self._using, settlements, worker_id=self.worker_id, already=samples)
+            fenced = transitions.settle(
+                self._using, settlements, worker_id=self.worker_id, already=samples, receipt=receipts.append
+            )
         except (DatabaseError, InterfaceError) as error:
+            if samples and receipts:
+                self._in_doubt = receipts[0], len(samples)
             if is_broken(error) or not batch:
                 raise
             if len(batch) > 1:
@@ -361,6 +391,9 @@ class Loop:
 
     def _settle_refused(self, attempt: Attempt, outcome: Settled, error: Exception) -> list[tuple[Attempt, Settled]]:
         """An outcome that the database refuses becomes a failed attempt that says so; or else the lease ends it."""
+        if may_pass(error) and attempt.refusals < _REFUSALS:
+            attempt.refusals += 1
+            return [(attempt, outcome)]
         replacement = executor.unrecordable(attempt, error)
         settlement = attempt.settlement(replacement)
         try:
@@ -369,10 +402,12 @@ class Loop:
             if is_broken(second):
                 raise
             self._forget(attempt)
-            logger.exception(
-                "%s #%d: neither its outcome nor the refusal of it can be recorded; its lease will end it",
+            # The first line alone: in the others PostgreSQL shows the row, and so the payload.
+            logger.error(
+                "%s #%d: neither its outcome nor the refusal of it can be recorded; its lease will end it: %s",
                 attempt.job.task,
                 attempt.job.id,
+                first_line(second),
             )
             return []
         self._settled(attempt, settlement, fenced)
@@ -387,8 +422,13 @@ class Loop:
             return  # at the very end of its time; its success was logged
         if isinstance(settlement.outcome, Retried) and settlement.outcome.delay < conf.current().CHORE_INTERVAL:
             self._chores.nudge()  # it may not be listening
-        if id in fenced.moved or fenced.gone.get(id) == settlement.outcome.state:
+        if id in fenced.moved or (fenced.gone.get(id) == settlement.outcome.state and self._is_newest(attempt)):
             # Gone in the very state that we meant to write: the reply to our first try was lost.
+            self._log(settlement)
+        elif attempt.committing and fenced.gone.get(id) == State.SUCCEEDED and self._is_newest(attempt):
+            # The handler saw its COMMIT fail: it was carried out, and the reply was lost.
+            settlement = attempt.settlement(attempt.committing)
+            self._samples.append(settlement.sample())
             self._log(settlement)
         else:
             state = fenced.gone.get(id)
@@ -400,24 +440,43 @@ class Loop:
                 state or "gone",
             )
 
+    def _is_newest(self, attempt: Attempt) -> bool:
+        """Whether nobody has claimed its job since."""
+        job = attempt.job
+        return Job.objects.using(self._using).filter(pk=job.id, fencing_token=job.fencing_token).exists()
+
     def _release(self) -> None:
-        batch = self._releases[: transitions.BATCH]
-        fenced = transitions.release(
-            self._using,
-            [job.pair for job, _ in batch],
-            unknown={job.id for job, unknown in batch if unknown},
-        )
-        busy = [(job, unknown) for job, unknown in batch if job.id in fenced.busy]
+        batch, self._releases = self._releases[: transitions.BATCH], self._releases[transitions.BATCH :]
+        try:
+            busy = self._give_back(batch)
+        except BaseException:
+            self._releases = batch + self._releases
+            raise
+        if busy:
+            self._releases = busy + self._releases
+            self._not_before = time.monotonic() + _BUSY_SECONDS
+
+    def _give_back(self, batch: list[tuple[Claimed, bool]]) -> list[tuple[Claimed, bool]]:
+        """Release these jobs; return those whose rows were busy."""
+        unknown = {job.id for job, is_unknown in batch if is_unknown}
+        busy: Collection[int] = ()
+        try:
+            busy = transitions.release(self._using, [job.pair for job, _ in batch], unknown=unknown).busy
+        except (DatabaseError, InterfaceError) as error:
+            if is_broken(error):
+                raise
+            if len(batch) > 1:
+                return [pair for one in batch for pair in self._give_back([one])]
+            ((job, _),) = batch
+            logger.error("%s #%d cannot be given back; its lease will end it: %s", job.task, job.id, first_line(error))
         for job, _ in batch:
-            if job.id in fenced.busy:
+            if job.id in busy:
                 continue
             if self._left is not None:
                 self._left += 1
             if job.id in self.held and self.held[job.id].job is job:
                 del self.held[job.id]
-        self._releases = busy + self._releases[transitions.BATCH :]
-        if busy:
-            self._not_before = time.monotonic() + _BUSY_SECONDS
+        return [(job, is_unknown) for job, is_unknown in batch if job.id in busy]
 
     # Claim and hand out ----------------------------------------------------------------------------------------
 
@@ -443,21 +502,24 @@ class Loop:
             if room <= 0:
                 full = True
                 break
-            claimed = self._claim_from(name, room)
-            if len(claimed) < room:
+            free = max(0, min(room, self.options.concurrency - self._slots.load))
+            claimed = self._claim_from(name, free, room - free)
+            if claimed < free:
                 self._supply.ran_dry(name)
             else:
                 full = True
+                if claimed < room:
+                    # Nothing more, or a last attempt, for which a slot must be free.
+                    self._prefetch.fell_short()
         self._supply.claimed(full)
 
-    def _claim_from(self, queue_name: str, room: int) -> list[Claimed]:
-        free = max(0, min(room, self.options.concurrency - self._slots.load))
+    def _claim_from(self, queue_name: str, slots: int, prefetch: int) -> int:
         sent_at = lease_clock()
         claimed = transitions.claim(
             self._using,
             queue_name=queue_name,
-            slots=free,
-            prefetch=room - free,
+            slots=slots,
+            prefetch=prefetch,
             worker_id=self.worker_id,
             lease_seconds=self.options.lease,
         )
@@ -472,10 +534,13 @@ class Loop:
                 continue
             attempts.append(Attempt(job, task, sent_at + self.options.lease))
         for attempt in attempts:
+            if before := self.held.get(attempt.job.id):
+                # Cancelled or reaped and sent back, faster than a heartbeat could tell.
+                self._take_loss(before, State.RUNNING)
             self.held[attempt.job.id] = attempt
         self._prefetch.claimed(attempts)
         self._slots.offer(attempts)
-        return claimed
+        return len(claimed)
 
     def _unknown(self, job: Claimed, error: TaskNotFound) -> None:
         """A rolling deploy: some other worker knows the task, or soon will."""
@@ -583,7 +648,10 @@ class _Supply:
         return not self._named and time.monotonic() >= self._believed_until
 
     def refresh(self, names: Sequence[str]) -> None:
-        self._ready = [name for name in names if self.takes(name)]
+        # In the order of their turns: by the alphabet, the second one would be the first after each refresh.
+        ready = [name for name in names if self.takes(name)]
+        known = [name for name in self._ready if name in set(ready)]
+        self._ready = known + [name for name in ready if name not in set(known)]
         self._believed_until = time.monotonic() + _QUEUES_SECONDS
 
     def in_turn(self) -> list[str]:
@@ -636,9 +704,10 @@ class _Prefetch:
         self._means: dict[str, float] = {}  # seconds, by task
         self._recent: set[str] = set()  # tasks of the last claims
         self._blocked = False
+        self._short = False
 
     def ahead(self) -> int:
-        if self._blocked or not self._recent:
+        if self._blocked or self._short or not self._recent:
             return 0
         longest = max(self._means.get(task, float("inf")) for task in self._recent)
         return min(_PREFETCH_MOST, int(self._slots * _PREFETCH_SECONDS / max(longest, 1e-6)))
@@ -651,7 +720,12 @@ class _Prefetch:
         """Jobs waited here for longer than they should: no more ahead until one has ended."""
         self._blocked = True
 
+    def fell_short(self) -> None:
+        """The last claim found less than there was room for: no more ahead until a slot is free."""
+        self._short = True
+
     def ended(self, attempt: Attempt) -> None:
+        self._short = False
         if attempt.begun_at is None:
             return
         self._blocked = False

@@ -14,6 +14,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
+
+from psycopg import pq
 
 from pgqueue_django.outcomes import Outcome
 from pgqueue_django.worker import executor
@@ -22,13 +25,14 @@ from pgqueue_django.worker.executor import Attempt
 logger = logging.getLogger("pgqueue_django.worker")
 
 _CANCEL_SECONDS = 2.0  # for the server to confirm that it cancels a statement
+_CLEAN_UP_SECONDS = 2.0  # for a handler to end after it was interrupted, before its next statement is cancelled
 
 
 class _Slot:
     """One thread. ``broken``: it was interrupted, and is thrown away after its attempt."""
 
     def __init__(self) -> None:
-        self.wrappers: list[object] = []
+        self.wrappers: list[Any] = []
         self.broken = False
 
 
@@ -91,17 +95,33 @@ class Slots:
         A coroutine is cancelled, a statement that a thread waits for is cancelled on the server; a thread that
         does neither goes on until its handler returns, and keeps its place so long.
         """
-        attempt.void.set()
         with self._lock:
             slot, coroutine, event_loop = attempt.slot, attempt.coroutine, self._event_loop
             if slot is not None:
                 # Under the lock: a slot that has gone on to its next attempt is not touched.
                 slot.broken = True
+        wrappers = attempt.wrappers if slot is None else slot.wrappers
+        # Before the handler can know: what it sends then may be its cleaning up.
+        active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
+        attempt.void.set()
         if coroutine is not None and event_loop is not None:
             event_loop.call_soon_threadsafe(coroutine.cancel)
-        if slot is not None:
+        if slot is not None or coroutine is not None:
             # The server's answer is waited for elsewhere: the caller has other jobs to look after.
-            threading.Thread(target=_cancel_statements, args=(slot,), daemon=True).start()
+            args = (attempt, wrappers, active)
+            threading.Thread(target=self._cancel_statements, args=args, name="pgqueue cancel", daemon=True).start()
+
+    def _cancel_statements(self, attempt: Attempt, wrappers: Sequence[Any], active: Sequence[Any]) -> None:
+        """Cancel what the attempt waits for, and if it still runs a moment later, whatever it waits for then.
+
+        It may have been between two statements, or still connecting.
+        """
+        while True:
+            for wrapper in active:
+                _cancel_statement(wrapper)
+            if attempt.left.wait(_CLEAN_UP_SECONDS) or self._closed:
+                return
+            active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
 
     def close(self) -> None:
         """Let the idle threads and the event loop end. Handlers that still run are not waited for."""
@@ -133,6 +153,7 @@ class Slots:
                 outcome = executor.run(attempt, self._using)
                 with self._lock:
                     attempt.slot = None
+                    attempt.left.set()
                     self._busy -= 1
                     if slot.broken:
                         self._threads -= 1
@@ -169,9 +190,19 @@ class Slots:
                 return
             if self._event_loop is None:
                 self._event_loop = asyncio.new_event_loop()
-                threading.Thread(target=self._event_loop.run_forever, name="pgqueue event loop", daemon=True).start()
+                args = (self._event_loop,)
+                threading.Thread(target=self._run_event_loop, args=args, name="pgqueue event loop", daemon=True).start()
             loop = self._event_loop
         loop.call_soon_threadsafe(self._begin_coroutines, loop)
+
+    def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closed:
+            try:
+                loop.run_forever()
+            except BaseException as error:
+                # asyncio lets SystemExit and KeyboardInterrupt of a task through to whoever runs the loop. A task
+                # that a handler has started must not stop the others; who awaits it gets the error, too.
+                logger.warning("%s in a task that a handler has started", type(error).__name__)
 
     def _begin_coroutines(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -197,6 +228,7 @@ class Slots:
         with self._lock:
             self._busy -= 1
             attempt.coroutine = None
+            attempt.left.set()
             self._call_threads()
             coroutines = bool(self._async)
         if coroutines:
@@ -204,12 +236,17 @@ class Slots:
         self._ended(attempt, outcome)
 
 
-def _cancel_statements(slot: _Slot) -> None:
-    for wrapper in slot.wrappers:
-        connection = getattr(wrapper, "connection", None)
-        if connection is None:
-            continue
-        try:
-            connection.cancel_safe(timeout=_CANCEL_SECONDS)
-        except Exception as error:
-            logger.info("a statement could not be cancelled: %s", error)
+def _is_active(wrapper: Any) -> bool:
+    connection = wrapper.connection
+    return (
+        connection is not None
+        and hasattr(connection, "cancel_safe")
+        and connection.info.transaction_status == pq.TransactionStatus.ACTIVE
+    )
+
+
+def _cancel_statement(wrapper: Any) -> None:
+    try:
+        wrapper.connection.cancel_safe(timeout=_CANCEL_SECONDS)
+    except Exception as error:  # closed meanwhile; or the server does not answer
+        logger.info("a statement could not be cancelled: %s", error)

@@ -63,7 +63,6 @@ def test_an_atomic_job_whose_reply_is_lost_has_one_effect(fleet: Fleet, proxy: P
     assert_ran_once(fleet.settle_accounts())
 
 
-@pytest.mark.xfail(strict=True, reason="samples of atomic jobs ride unfenced; sent again, they count again")
 def test_the_count_of_an_atomic_job_whose_reply_is_lost_is_not_doubled(fleet: Fleet, proxy: Proxy) -> None:
     fleet.hire("--lease", "20", "--concurrency", "2", url=proxy.url(fleet.url))
     cut = proxy.cut(COUNT, times=3)

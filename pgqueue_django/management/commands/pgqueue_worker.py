@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import threading
-from argparse import ArgumentParser
-from collections.abc import Iterator
-from contextlib import contextmanager
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -24,7 +24,9 @@ from pgqueue_django.worker.loop import RELEASED, Loop, Options
 
 logger = logging.getLogger("pgqueue_django.worker")
 
+_DAY = 86_400  # the longest of each length
 _STOP_SECONDS = 2.0  # beyond its time to stop, the process ends whatever it is in the middle of
+_EXIT_SECONDS = 1.0  # for the interpreter to end
 
 
 class Command(BaseCommand):
@@ -39,32 +41,32 @@ class Command(BaseCommand):
         parser.add_argument("--exclude-queues", type=_names, default=(), help="all but these: a,b")
         parser.add_argument(
             "--concurrency",
-            type=_at_least(int, 1),
+            type=_whole(1),
             default=settings.CONCURRENCY,
             help=f"jobs at the same time ({settings.CONCURRENCY})",
         )
         parser.add_argument(
             "--lease",
-            type=_at_least(float, 0.5),
+            type=_seconds(0.5),
             default=settings.LEASE,
             help=f"seconds a job is this worker's without a heartbeat ({settings.LEASE:g})",
         )
         parser.add_argument(
             "--poll-interval",
-            type=_at_least(float, 0.01),
+            type=_seconds(0.01),
             default=settings.POLL_INTERVAL,
             help=f"seconds between looks that no notification asked for ({settings.POLL_INTERVAL:g})",
         )
         parser.add_argument(
             "--shutdown-timeout",
-            type=_at_least(float, 0),
+            type=_seconds(0),
             default=settings.SHUTDOWN_TIMEOUT,
             help=f"seconds for handlers to finish ({settings.SHUTDOWN_TIMEOUT:g})",
         )
         parser.add_argument("--no-listen", action="store_true", help="poll only (behind a transaction pooler)")
         parser.add_argument("--drain", action="store_true", help="end when nothing is due")
         parser.add_argument("--once", action="store_true", help="run one job, if one is due, and end")
-        parser.add_argument("--max-jobs", type=_at_least(int, 1), help="end after so many jobs")
+        parser.add_argument("--max-jobs", type=_whole(1), help="end after so many jobs")
         parser.add_argument("--database", help="alias of the jobs' database (the router's for the Job model)")
         parser.add_argument("--name", default="", help="shown to people (host:pid)")
 
@@ -88,8 +90,8 @@ class Command(BaseCommand):
             max_jobs=1 if given["once"] else given["max_jobs"],
         )
         loop = Loop(options)
-        _announce(loop)
         with _signals_stop(loop):
+            _announce(loop)
             code = loop.run()
         if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
             # Interpreter shutdown would wait for threads that such a handler has started.
@@ -97,29 +99,39 @@ class Command(BaseCommand):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
+        if getattr(self, "_called_from_command_line", False):
+            # It would wait for threads that a handler has left in an executor, too.
+            _end_after(_EXIT_SECONDS, code)
         if code:
             sys.exit(code)
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [name.strip() for name in text.split(",")]
     for name in names:
+        # An empty one, too: an unset variable must not mean all queues.
         if not QUEUE_NAME.fullmatch(name):
-            raise ValueError(name)
+            raise ArgumentTypeError(f"{name!r} is no queue; give names of 1 to 63 characters A-Za-z0-9_.- as in a,b")
     return names
 
 
-_names.__name__ = "comma-separated queue names"  # argparse puts it into its message
+def _whole(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        with suppress(ValueError):
+            if (value := int(text)) >= least:
+                return value
+        raise ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+
+    return number
 
 
-def _at_least(kind: type[float] | type[int], least: float) -> Any:
+def _seconds(least: float) -> Callable[[str], float]:
     def number(text: str) -> float:
-        value = kind(text)
-        if not value >= least:
-            raise ValueError(text)
-        return value
+        with suppress(ValueError):
+            if least <= (value := float(text)) <= _DAY:
+                return value
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {_DAY}")
 
-    number.__name__ = f"number of at least {least:g}"
     return number
 
 

@@ -1,0 +1,19 @@
+"""Settings of the worker processes that these tests start: the shop's, with what one test changes.
+
+``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, and ``ISOLATION``, a level of the project's own
+connections.
+"""
+
+import json
+import os
+
+from psycopg import IsolationLevel
+
+from testproject.settings import *  # noqa: F403
+from testproject.settings import DATABASES
+
+_changes = json.loads(os.environ.get("MACHINE_SETTINGS", "{}"))
+PGQUEUE = _changes.get("PGQUEUE", {})
+DEBUG = _changes.get("DEBUG", False)
+if _isolation := _changes.get("ISOLATION"):
+    DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]

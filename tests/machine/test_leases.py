@@ -1,0 +1,177 @@
+"""A lease lives as long as its worker, whatever its handlers do; and when it has ended, its attempt is void."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection
+from verbs import rows
+
+from pgqueue_django import enqueue_many, transitions
+from pgqueue_django.models import Job
+from pgqueue_django.outcomes import Released
+from pgqueue_django.states import State
+from pgqueue_django.tasks import resolve
+from pgqueue_django.worker import executor
+from tests.machine import handlers
+
+from .workers import REAL_DATABASE, Process, Running, failure, job, notes, wait_for, wait_for_state
+
+pytestmark = REAL_DATABASE
+Worker = Callable[..., Running]
+Start = Callable[..., Process]
+Gate = Callable[[], Any]
+
+
+def least_lease(excluded: int = 0) -> float | None:
+    """Seconds that the shortest lease has left."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXTRACT(EPOCH FROM min(lease_expires_at) - clock_timestamp())::float8 FROM pgqueue_job "
+            "WHERE state = 'running' AND id <> %s",
+            [excluded],
+        )
+        return cursor.fetchone()[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("busy", [handlers.block_event_loop, handlers.keep_gil_busy, handlers.sleep_in_sql_for])
+def test_a_handler_that_is_busy_for_three_leases_keeps_its_lease(worker: Worker, process: Start, busy: Any) -> None:
+    enqueued = busy.enqueue(4.5)
+    process("--lease", "1.5", "--concurrency", "2").wait_until_ready()
+    wait_for_state(enqueued, State.RUNNING)
+    worker(concurrency=1)  # reaps, if there is something to reap
+    least = 1.5
+    deadline = time.monotonic() + 15
+    while job(enqueued).state == State.RUNNING:
+        assert time.monotonic() < deadline
+        least = min(least, least_lease() or least)
+    row = job(enqueued)
+    assert (row.state, row.attempts, row.history) == (State.SUCCEEDED, 1, [])
+    assert least > 0.2
+
+
+def test_a_worker_that_stood_still_loses_its_job_and_what_it_brings_later_is_void(
+    worker: Worker, process: Start, gate: Gate
+) -> None:
+    door = gate()
+    lost = handlers.write_and_wait.enqueue(str(door))
+    stalled = process("--lease", "1", "--concurrency", "1").wait_until_ready()
+    wait_for(lambda: notes("begun"))
+    stalled.signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    other = worker(concurrency=1)
+    wait_for(lambda: len(notes("begun")) == 2, 10)
+    assert time.monotonic() - stopped_at < 1 + 2
+    assert failure(lost)["kind"] == "lease_expired"
+    assert job(lost).worker_id == other.loop.worker_id
+    door.open()
+    row = wait_for_state(lost, State.SUCCEEDED)
+    assert (row.attempts, row.fencing_token, row.result) == (2, 2, 2)
+    assert other.stop() == 0
+    stalled.signal(signal.SIGCONT)
+    wait_for(lambda: len(notes("ended")) == 2)
+    wait_for(lambda: f"#{lost.id} " in stalled.log or f"#{lost.id}:" in stalled.log)
+    # It works on.
+    wait_for_state(handlers.give.enqueue(1), State.SUCCEEDED)
+    assert (job(lost).attempts, job(lost).result) == (2, 2)
+    assert stalled.stop() == 0
+    assert stalled.log.count(f"#{lost.id}") == 1, stalled.log
+    assert f"#{lost.id} succeeded" not in stalled.log
+
+
+def test_what_a_worker_had_claimed_ahead_when_it_stood_still_never_starts_there(
+    worker: Worker, process: Start, gate: Gate
+) -> None:
+    stalled = process("--lease", "1", "--concurrency", "1").wait_until_ready()
+    for _ in range(15):
+        door, quick_door = gate(), gate()
+        quick_door.open()
+        quick = enqueue_many(handlers.write_and_wait.call(str(quick_door)) for _ in range(30))
+        wait_for(lambda quick=quick: all(job(one).state == State.SUCCEEDED for one in quick))
+        blocked = enqueue_many(handlers.write_and_wait.call(str(door)) for _ in range(10))
+        ids = [one.id for one in blocked]
+        wait_for(lambda ids=ids: Job.objects.running().filter(pk__in=ids).exists())
+        stalled.signal(signal.SIGSTOP)
+        ahead = Job.objects.running().filter(pk__in=ids).count() - 1
+        if ahead > 0:
+            break
+        stalled.signal(signal.SIGCONT)
+        door.open()
+        wait_for(lambda blocked=blocked: all(job(one).state == State.SUCCEEDED for one in blocked))
+    assert ahead > 0, "it claimed nothing ahead"
+    other = worker(concurrency=20)
+    # All of them begin elsewhere, and one of them twice.
+    wait_for(lambda: len(other.loop.held) == 10, 15)
+    stalled.signal(signal.SIGCONT)
+    door.open()
+    for enqueued in blocked:
+        wait_for_state(enqueued, State.SUCCEEDED)
+    assert stalled.stop() == 0
+    begun = [id for id, _ in notes("begun") if id in ids]
+    assert len(begun) == 11
+    assert len(set(begun)) == 10
+
+
+def test_an_attempt_whose_lease_has_ended_does_not_start() -> None:
+    handlers.write.enqueue("started")
+    handlers.do_nothing_async.enqueue()
+    for held in transitions.claim("default", queue_name="default", slots=2, worker_id="w", lease_seconds=30):
+        attempt = executor.Attempt(held, resolve(held.task), executor.lease_clock() - 0.001)
+        if attempt.task.is_async:
+            import asyncio
+
+            outcome = asyncio.run(executor.run_async(attempt))
+        else:
+            outcome = executor.run(attempt, "default")
+        assert outcome == Released()
+        assert attempt.begun_at is None
+    assert notes() == []
+
+
+def test_a_job_that_kills_its_process_is_dead_after_exactly_max_attempts(process: Start) -> None:
+    killer = handlers.kill_process.enqueue()
+    innocent = enqueue_many(handlers.give.call(number) for number in range(20))
+    killed = 0
+    for _ in range(6):
+        started = process("--lease", "0.5", "--concurrency", "2", "--poll-interval", "0.1")
+        wait_for(lambda started=started: started.exit_code is not None or job(killer).state == State.DEAD, 25)
+        if started.exit_code is None:
+            break
+        assert started.exit_code == 9
+        killed += 1
+    row = job(killer)
+    assert (killed, row.state, row.attempts) == (3, State.DEAD, 3)
+    assert len(notes("begun")) == 3
+    assert [entry["kind"] for entry in row.history] == ["lease_expired"] * 3
+    assert [entry["attempt"] for entry in row.history] == [1, 2, 3]
+    for enqueued in innocent:
+        # Killed with it, perhaps, but never for it.
+        assert wait_for_state(enqueued, State.SUCCEEDED, timeout=20).attempts <= 4
+    assert started.stop() == 0
+
+
+def test_a_row_that_a_session_holds_costs_no_other_lease(
+    worker: Worker, gate: Gate, second_connection: psycopg.Connection[Any]
+) -> None:
+    door = gate()
+    jobs = enqueue_many(handlers.await_unwritten.call(str(door)) for _ in range(200))
+    running = worker(concurrency=200, lease=1.5)
+    wait_for(lambda: len(running.loop.held) == 200)
+    worker(concurrency=1, queues=["none"])  # to reap
+    locked = jobs[0].id
+    with rows.locked_elsewhere(second_connection, locked):
+        deadline = time.monotonic() + 3.5
+        while time.monotonic() < deadline:
+            left = least_lease(excluded=locked)
+            assert left is not None
+            assert left > 0
+    assert set(Job.objects.exclude(pk=locked).values_list("state", "attempts")) == {(State.RUNNING, 1)}
+    door.open()
+    for enqueued in jobs[1:]:
+        assert wait_for_state(enqueued, State.SUCCEEDED).attempts == 1
+    wait_for_state(locked, State.SUCCEEDED, State.RETRYING)

@@ -1,0 +1,157 @@
+"""LISTEN wakes an idle worker; without it, and whenever it fails, the worker polls."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from pgqueue_django import transitions
+from pgqueue_django.states import State
+from tests.machine import handlers
+
+from .workers import REAL_DATABASE, Running, always, job, notes, sessions, wait_for, wait_for_state
+
+pytestmark = REAL_DATABASE
+Worker = Callable[..., Running]
+LISTENS = "query LIKE 'LISTEN%%'"
+
+
+def wait_until_idle(running: Running, seconds: float = 1.5) -> None:
+    """Until it will not look for jobs by itself for so long."""
+    wait_for(lambda: running.loop._supply.next_claim_at - time.monotonic() > seconds, 20)
+
+
+def insert_quietly(event: str) -> int:
+    """As another program does with plain SQL: no notification."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_job (task, args) VALUES (%s, jsonb_build_array(%s::text)) RETURNING id",
+            [handlers.write_job.path, event],
+        )
+        return int(cursor.fetchone()[0])
+
+
+def pickup_seconds(job_id: int) -> float:
+    """From when it could run to what its handler wrote, by the database's clock."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXTRACT(EPOCH FROM note.at - GREATEST(job.enqueued_at, job.run_after))::float8 "
+            "FROM machine_note note JOIN pgqueue_job job ON job.id = note.job_id WHERE job.id = %s",
+            [job_id],
+        )
+        return float(cursor.fetchone()[0])
+
+
+def test_an_idle_worker_picks_up_a_job_long_before_its_next_look(worker: Worker) -> None:
+    running = worker(poll_interval=30)
+    wait_until_idle(running)
+    began = time.monotonic()
+    first = handlers.write_job.enqueue()
+    wait_for_state(first, State.SUCCEEDED, timeout=2)
+    assert time.monotonic() - began < 1
+    times = []
+    for _ in range(20):
+        enqueued = handlers.write_job.enqueue()
+        wait_for_state(enqueued, State.SUCCEEDED)
+        times.append(pickup_seconds(enqueued.id))
+    assert statistics.median(times) < 0.05
+    # The control: without a notification it would have slept.
+    wait_until_idle(running)
+    quiet = insert_quietly("quiet")
+    always(lambda: job(quiet).state == State.QUEUED, 0.5)
+
+
+def test_an_idle_worker_hears_of_a_queue_that_it_has_never_seen(worker: Worker) -> None:
+    running = worker(poll_interval=30)
+    wait_until_idle(running)
+    wait_for_state(handlers.write_job.using(queue_name="never-seen").enqueue(), State.SUCCEEDED, timeout=1.5)
+
+
+@pytest.mark.parametrize("verb", ["requeue", "run_now", "release"])
+def test_what_a_verb_makes_ready_wakes_a_worker(worker: Worker, verb: str) -> None:
+    if verb == "run_now":
+        enqueued = handlers.write_job.using(run_after=timedelta(hours=1)).enqueue()
+    else:
+        enqueued = handlers.write_job.enqueue()
+    if verb == "requeue":
+        transitions.cancel("default", [enqueued.id])
+    claimed = transitions.claim("default", queue_name="default", slots=1, worker_id="other", lease_seconds=60)
+    running = worker(poll_interval=30)
+    wait_until_idle(running)
+    if verb == "release":
+        transitions.release("default", [one.pair for one in claimed])
+    else:
+        getattr(transitions, verb)("default", [enqueued.id])
+    wait_for_state(enqueued, State.SUCCEEDED, timeout=1.2)
+
+
+def test_without_listening_it_polls(worker: Worker) -> None:
+    worker(listen=False, poll_interval=0.2)
+    wait_for(lambda: sessions("application_name = 'pgqueue chores'"))
+    assert sessions(LISTENS) == 0
+    first = handlers.write_job.enqueue()
+    wait_for_state(first, State.SUCCEEDED, timeout=2)
+    assert pickup_seconds(first.id) < 1
+
+
+def test_a_listener_that_lost_its_connection_listens_again(worker: Worker) -> None:
+    running = worker(poll_interval=30)
+    for _ in range(2):
+        wait_until_idle(running, 2)
+        # As if its notification had come while nobody listened.
+        quiet = insert_quietly("meanwhile")
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                f"WHERE datname = current_database() AND {LISTENS.replace('%%', '%')}"
+            )
+            ((pid, terminated),) = cursor.fetchall()
+            assert terminated
+        wait_for_state(quiet, State.SUCCEEDED, timeout=1.8)
+        assert sessions(LISTENS + " AND pid <> %s", pid) == 1
+    wait_until_idle(running)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=1.2)
+
+
+def test_a_job_that_is_due_before_the_next_look_at_waiting_ones_is_on_time(worker: Worker, settings: Any) -> None:
+    settings.PGQUEUE = {"CHORE_INTERVAL": 20}
+    running = worker(poll_interval=30)
+    wait_until_idle(running)
+    enqueued = handlers.write_job.using(run_after=timedelta(milliseconds=200)).enqueue()
+    assert job(enqueued).state == State.SCHEDULED
+    wait_for_state(enqueued, State.SUCCEEDED, timeout=3)
+    assert 0 <= pickup_seconds(enqueued.id) < 0.8
+
+
+@pytest.mark.parametrize("listen", [True, False])
+def test_a_short_retry_is_on_time(worker: Worker, settings: Any, listen: bool) -> None:
+    settings.PGQUEUE = {"CHORE_INTERVAL": 20}
+    running = worker(poll_interval=30, listen=listen)
+    wait_until_idle(running)
+    enqueued = handlers.fail_always.enqueue()
+    if not listen:
+        running.loop._heard(None)  # somebody has to tell it of the first attempt
+    began = time.monotonic()
+    wait_for_state(enqueued, State.DEAD, timeout=5)
+    assert time.monotonic() - began < 2
+
+
+def test_jobs_that_have_become_ready_wake_their_worker(worker: Worker, settings: Any) -> None:
+    settings.PGQUEUE = {"CHORE_INTERVAL": 0.3}
+    running = worker(poll_interval=30, listen=False)
+    wait_until_idle(running)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_job (task, state, run_after) "
+            "VALUES (%s, 'scheduled', statement_timestamp() + interval '0.2 s') RETURNING id",
+            [handlers.write_job.path],
+        )
+        (id,) = cursor.fetchone()
+    wait_for(lambda: notes("ran") == [(id, "ran")], 3)
+    assert pickup_seconds(id) < 1

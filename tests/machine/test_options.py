@@ -1,0 +1,259 @@
+"""``manage.py pgqueue_worker``: its options, its exit codes, and what it says."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
+
+from pgqueue_django import enqueue_many, task_by_name
+from pgqueue_django.management.commands.pgqueue_worker import Command
+from pgqueue_django.models import Job
+from pgqueue_django.states import State
+from tests.machine import handlers
+
+from .workers import REAL_DATABASE, Process, Running, job, wait_for, wait_for_state
+
+pytestmark = REAL_DATABASE
+Drain = Callable[..., Running]
+Worker = Callable[..., Running]
+Start = Callable[..., Process]
+
+SECRET = "4111111111111111"
+
+
+def in_a_thread(action: Callable[[], Any]) -> Any:
+    """What it returned or raised, on a thread and connections of its own."""
+    answer: list[Any] = []
+
+    def run() -> None:
+        try:
+            answer.append(action())
+        except BaseException as error:
+            answer.append(error)
+        finally:
+            connections.close_all()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    return answer[0]
+
+
+def states() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for state in Job.objects.values_list("state", flat=True):
+        found[state] = found.get(state, 0) + 1
+    return found
+
+
+def test_drain_ends_when_nothing_is_due(process: Start) -> None:
+    enqueue_many(handlers.do_nothing.call() for _ in range(30))
+    later = handlers.do_nothing.using(run_after=timedelta(hours=1)).enqueue()
+    assert process("--drain").wait(20) == 0
+    assert states() == {State.SUCCEEDED: 30, State.SCHEDULED: 1}
+    assert job(later).fencing_token == 0
+
+
+def test_drain_runs_what_is_due_and_not_yet_promoted(drain: Drain) -> None:
+    enqueued = handlers.do_nothing.using(run_after=timedelta(hours=1)).enqueue()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_job SET run_after = statement_timestamp() - interval '1 s'")
+    drain()
+    assert job(enqueued).state == State.SUCCEEDED
+
+
+def test_drain_of_an_empty_queue_ends_at_once(process: Start) -> None:
+    started = process("--drain")
+    assert started.wait(20) == 0
+    assert "ended: no jobs" in started.log
+
+
+def test_once_runs_one_job(process: Start) -> None:
+    enqueue_many(handlers.do_nothing.call() for _ in range(3))
+    assert process("--once").wait(20) == 0
+    assert states() == {State.SUCCEEDED: 1, State.QUEUED: 2}
+    assert set(Job.objects.filter(state=State.QUEUED).values_list("fencing_token", flat=True)) == {0}
+
+
+def test_once_of_an_empty_queue_ends(worker: Worker) -> None:
+    assert worker(drain=True, max_jobs=1).join() == 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 4, 50])
+def test_max_jobs_ends_after_so_many_and_claims_no_more(worker: Worker, concurrency: int) -> None:
+    enqueue_many(handlers.do_nothing.call() for _ in range(60))
+    assert worker(max_jobs=33, concurrency=concurrency).join() == 0
+    assert states() == {State.SUCCEEDED: 33, State.QUEUED: 27}
+    assert set(Job.objects.filter(state=State.QUEUED).values_list("attempts", flat=True)) == {0}
+
+
+def test_max_jobs_counts_failed_attempts_too(worker: Worker) -> None:
+    enqueue_many(handlers.fail.call("exception") for _ in range(5))
+    assert worker(max_jobs=3, concurrency=1).join() == 0
+    assert states() == {State.RETRYING: 3, State.QUEUED: 2}
+
+
+BAD_OPTIONS = [
+    (["--concurrency", "0"], "at least 1"),
+    (["--concurrency", "-3"], "at least 1"),
+    (["--concurrency", "many"], "at least 1"),
+    (["--concurrency", "1.5"], "at least 1"),
+    (["--lease", "0.1"], "from 0.5 to"),
+    (["--lease", "nan"], "from 0.5 to"),
+    (["--lease", "inf"], "from 0.5 to"),
+    (["--lease", "1e300"], "from 0.5 to"),
+    (["--poll-interval", "0"], "from 0.01 to"),
+    (["--poll-interval", "inf"], "from 0.01 to"),
+    (["--poll-interval", "1e12"], "from 0.01 to"),
+    (["--shutdown-timeout", "-1"], "from 0 to"),
+    (["--shutdown-timeout", "nan"], "from 0 to"),
+    (["--shutdown-timeout", "inf"], "from 0 to"),
+    (["--max-jobs", "0"], "at least 1"),
+    (["--queues", "a b"], "A-Za-z0-9_.-"),
+    (["--queues", "a;b,c"], "A-Za-z0-9_.-"),
+    (["--queues", ""], "A-Za-z0-9_.-"),
+    (["--queues", ","], "A-Za-z0-9_.-"),
+    (["--queues", "x" * 64], "A-Za-z0-9_.-"),
+    (["--exclude-queues", "!"], "A-Za-z0-9_.-"),
+    (["--databse", "default"], "--databse"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "allowed"), BAD_OPTIONS, ids=str)
+def test_bad_options_end_with_2_and_say_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], allowed: str
+) -> None:
+    command = Command()
+    command._called_from_command_line = True
+    parser = command.create_parser("manage.py", "pgqueue_worker")
+    with pytest.raises(SystemExit) as ended:
+        parser.parse_args(arguments)
+    told = capsys.readouterr().err
+    assert ended.value.code == 2, told
+    assert allowed in told
+    assert arguments[0].lstrip("-") in told
+
+
+def test_a_database_that_is_not_in_the_settings_is_a_bad_option() -> None:
+    with pytest.raises(CommandError, match=r"--database elsewhere: .*\(default\)") as raised:
+        call_command("pgqueue_worker", "--database", "elsewhere", "--drain")
+    assert raised.value.returncode == 2
+
+
+def test_a_process_with_bad_options_ends_with_2(process: Start) -> None:
+    started = process("--lease", "soon")
+    assert started.wait(20) == 2
+    assert "--lease" in started.log
+    assert "Traceback" not in started.log
+
+
+def test_the_banner_states_the_facts(process: Start) -> None:
+    started = process(
+        *("--name", "counter-7", "--queues", "b,a", "--exclude-queues", "c", "--concurrency", "3"),
+        *("--lease", "12", "--poll-interval", "2", "--max-jobs", "1"),
+    ).wait_until_ready()
+    banner = next(line for line in started.log.splitlines() if "worker counter-7:" in line)
+    for fact in ["database default", "queues b, a but c", "3 slots", "lease 12 s", "heartbeat 4 s", "2 s", "listening"]:
+        assert fact in banner
+    # The shop's tasks, found in the installed apps.
+    assert "testproject.shop.tasks." in banner
+    parameters = connections["default"].get_connection_params()
+    assert parameters["dbname"] in banner
+    assert parameters["password"] not in started.log
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name, queues, concurrency, lease_seconds FROM pgqueue_worker")
+        assert cursor.fetchone() == ("counter-7", '["b", "a"]', 3, 12.0)
+    assert started.stop() == 0
+
+
+def test_each_outcome_is_one_line_that_holds_no_payload(
+    worker: Worker, drain: Drain, log: Callable[..., list[str]]
+) -> None:
+    with connection.cursor() as cursor:
+        # PostgreSQL's own message of it shows the whole row.
+        cursor.execute(
+            "ALTER TABLE pgqueue_job ADD CONSTRAINT refuse CHECK (queue_name <> 'refused' OR state <> 'succeeded'),"
+            " ADD CONSTRAINT refuse_all CHECK (queue_name <> 'refused-all' OR state IN ('queued', 'running'))"
+        )
+    try:
+        jobs = {
+            "succeeded": handlers.give.enqueue(SECRET),
+            "failed, payload": task_by_name(handlers.give.path).enqueue(SECRET, SECRET),
+            "failed, payload by name": task_by_name(handlers.give.path).enqueue(value=1, x=SECRET),
+            "retrying": handlers.fail_with_argument.enqueue(SECRET),
+            "dead": handlers.fail_with_argument.using(max_attempts=1).enqueue(SECRET),
+            "refused": handlers.give.using(queue_name="refused").enqueue(SECRET),
+        }
+        refused = handlers.give.using(queue_name="refused-all").enqueue(SECRET)
+        running = drain(concurrency=2)
+        for what, enqueued in jobs.items():
+            lines = log(enqueued)
+            assert len(lines) == 1, (what, lines)
+            assert job(enqueued).state in lines[0]
+            assert re.search(r"attempt 1/[15], ran \d+\.\d{3} s, picked up after \d+\.\d{3} s", lines[0]), lines[0]
+        assert len(log(refused)) == 1
+        assert sum(running.loop.counts.values()) == len(jobs)
+        assert not [line for line in log() if SECRET in line]
+    finally:
+        with connection.cursor() as cursor:
+            Job.objects.filter(pk=refused.id).delete()
+            cursor.execute("ALTER TABLE pgqueue_job DROP CONSTRAINT refuse, DROP CONSTRAINT refuse_all")
+
+
+def test_nothing_of_a_refused_outcome_in_the_log_of_a_process(process: Start) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "ALTER TABLE pgqueue_job ADD CONSTRAINT refuse_all "
+            "CHECK (queue_name <> 'x' OR state IN ('queued', 'running'))"
+        )
+    try:
+        enqueued = handlers.give.using(queue_name="x").enqueue(SECRET)
+        started = process("--concurrency", "1")
+        wait_for(lambda: f"#{enqueued.id}" in started.log, 20)
+        assert started.stop() == 0
+        assert SECRET not in started.log
+    finally:
+        with connection.cursor() as cursor:
+            Job.objects.all().delete()
+            cursor.execute("ALTER TABLE pgqueue_job DROP CONSTRAINT refuse_all")
+
+
+def test_the_command_runs_in_a_thread_that_is_not_the_main_one(settings: Any) -> None:
+    enqueued = handlers.write.enqueue("in a thread")
+    assert in_a_thread(lambda: call_command("pgqueue_worker", "--drain", "--no-listen")) is None
+    assert job(enqueued).state == State.SUCCEEDED
+
+
+def test_the_command_gives_the_main_thread_back_as_it_was(worker: Worker) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    wrapper = connections["default"]
+    enqueued = handlers.write.enqueue("in the main thread")
+    call_command("pgqueue_worker", drain=True, no_listen=True)
+    assert job(enqueued).state == State.SUCCEEDED
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert connections["default"] is wrapper
+
+
+def test_the_settings_are_the_defaults(worker: Worker, settings: Any) -> None:
+    settings.PGQUEUE = {"LEASE": 9, "CONCURRENCY": 3, "LISTEN": False, "SHUTDOWN_TIMEOUT": 4}
+    arguments = vars(Command().create_parser("manage.py", "pgqueue_worker").parse_args([]))
+    assert (arguments["lease"], arguments["concurrency"], arguments["shutdown_timeout"]) == (9, 3, 4)
+    running = worker()
+    assert running.loop.options.concurrency == 3
+    assert running.loop.options.listen is False
+    assert running.loop.options.heartbeat == 3
+
+
+def test_a_name_that_cannot_be_stored_does_not_stop_the_worker(drain: Drain) -> None:
+    enqueued = handlers.do_nothing.enqueue()
+    drain(name="bad\udc80name\0" + "x" * 300)
+    wait_for_state(enqueued, State.SUCCEEDED)
