@@ -81,20 +81,24 @@ def current() -> Settings:
         )
     result = replace(Settings(), **given)
     for name in ("LEASE", "POLL_INTERVAL", "CHORE_INTERVAL"):
-        _number(name, getattr(result, name), above=0)
-    _number("SHUTDOWN_TIMEOUT", result.SHUTDOWN_TIMEOUT, above=-1)
-    for name in ("HEARTBEAT", "TIMEOUT"):
-        if getattr(result, name) is not None:
-            _number(name, getattr(result, name), above=0)
+        _number(name, getattr(result, name), above=0, most=DAY)
+    _number("SHUTDOWN_TIMEOUT", result.SHUTDOWN_TIMEOUT, above=-1, most=DAY)
+    if result.HEARTBEAT is not None:
+        _number("HEARTBEAT", result.HEARTBEAT, above=0, most=DAY)
+    if result.TIMEOUT is not None:
+        _number("TIMEOUT", result.TIMEOUT, above=0, most=366 * DAY)
+    for name in ("LISTEN", "METRICS_PUBLIC"):
+        if not isinstance(getattr(result, name), bool):
+            raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is True or False.')
     for name in ("CONCURRENCY", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "MAX_HISTORY"):
         if not isinstance(getattr(result, name), int):
             raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is a whole number.')
-        _number(name, getattr(result, name), above=0)
+        _number(name, getattr(result, name), above=0, most=2**31 - 1)
     if result.MAX_HISTORY < 2:
         raise ImproperlyConfigured('settings.PGQUEUE["MAX_HISTORY"] is at least 2: the first failure and the newest.')
     if result.METRICS_TOKEN is not None and not isinstance(result.METRICS_TOKEN, str):
         raise ImproperlyConfigured('settings.PGQUEUE["METRICS_TOKEN"] is a text, or None.')
-    _number("IDEMPOTENCY_RETENTION", result.IDEMPOTENCY_RETENTION, above=-1)
+    _number("IDEMPOTENCY_RETENTION", result.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
     if result.heartbeat > result.LEASE / 2:
         raise ImproperlyConfigured(
             f'settings.PGQUEUE: "HEARTBEAT" ({result.heartbeat} s) is over half of "LEASE" ({result.LEASE} s); '
@@ -104,14 +108,14 @@ def current() -> Settings:
         raise ImproperlyConfigured(f'settings.PGQUEUE["RETENTION"]: {", ".join(stray)}; it has {", ".join(RETENTION)}.')
     for state, age in result.retention.items():
         if age is not None:
-            _number(f'RETENTION"]["{state}', age, above=-1)
+            _number(f'RETENTION"]["{state}', age, above=-1, most=36_500 * DAY)
     return result
 
 
-def _number(name: str, value: Any, *, above: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > above:
+def _number(name: str, value: Any, *, above: float, most: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not above < value <= most:
         least = "at least 0" if above < 0 else f"more than {above:g}"
-        raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is {value!r}; give a number {least}.')
+        raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is {value!r}; give a number {least}, up to {most:g}.')
 
 
 @receiver(setting_changed)

@@ -7,6 +7,7 @@ than the database's ``statement_timestamp()``.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import ClassVar
 
 from django.db import models
@@ -17,6 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from .states import FINISHED, WAITING, State
 
 MAX_PRIORITY = 100
+MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -126,7 +128,7 @@ class Job(models.Model):
         db_table = "pgqueue_job"
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
-        default_permissions = ("view", "delete")
+        default_permissions = ("view",)
         permissions = [
             ("view_job_payload", "Can view the arguments, result and errors of jobs"),
             ("requeue_job", "Can send finished jobs back to their queue"),
@@ -191,6 +193,10 @@ class Job(models.Model):
             models.CheckConstraint(
                 condition=Q(priority__gte=-MAX_PRIORITY, priority__lte=MAX_PRIORITY),
                 name="pgqueue_job_priority_range",
+            ),
+            # One row with a moment that Python cannot hold would stop the claims and the pages of all.
+            models.CheckConstraint(
+                condition=Q(run_after__gte=MOMENTS[0], run_after__lt=MOMENTS[1]), name="pgqueue_job_run_after_range"
             ),
             models.CheckConstraint(condition=Q(attempts__gte=0, max_attempts__gte=1), name="pgqueue_job_attempts"),
         ]

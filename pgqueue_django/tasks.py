@@ -320,6 +320,8 @@ def _check_run_after(moment: object) -> None:
                 f"run_after={moment!r} has no time zone: use django.utils.timezone.now() or make_aware(), "
                 "or pass a timedelta."
             )
+        if moment - timezone.now() > _MAX_WAIT:
+            raise InvalidOption(f"run_after={moment!r}: at most {_MAX_WAIT.days} days from now.")
     else:
         raise InvalidOption(f"run_after={moment!r}: pass an aware datetime or a timedelta.")
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, DataError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
 from . import conf, stats, wakeups
@@ -387,7 +387,7 @@ _CLAIM = """
         lease_expires_at = statement_timestamp() + make_interval(secs => %s),
         fencing_token = job.fencing_token + 1, attempts = job.attempts + 1
     WHERE job.id = ANY(ARRAY(SELECT id FROM taken))
-    RETURNING -job.priority, job.run_after,
+    RETURNING -job.priority, EXTRACT(EPOCH FROM job.run_after)::float8,
         job.id, job.fencing_token, job.task, job.queue_name, job.args, job.kwargs, job.attempts,
         job.max_attempts, job.backoff,
         GREATEST(0, EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(job.run_after, job.enqueued_at)))::float8
@@ -525,9 +525,15 @@ def settle(
 
 
 def has_committed(using: str, transaction_id: str) -> bool | None:
-    """Whether that transaction has committed; None while it is in progress. One too old to be known has."""
+    """Whether that transaction has committed; None while it is in progress. One too old to be known has.
+
+    One that this server never had has not: it was lost in a failover.
+    """
     with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_xact_status(%s::xid8)", [transaction_id])
+        try:
+            cursor.execute("SELECT pg_xact_status(%s::xid8)", [transaction_id])
+        except DataError:  # an id of the future
+            return False
         (status,) = cursor.fetchone()
     return None if status == "in progress" else status != "aborted"
 
@@ -688,14 +694,16 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
         if connections[using].needs_rollback:
             raise
         moved = 0
-        for row in lost:
+        # In one order, for the statistics' rows.
+        for row in sorted(lost, key=lambda row: (row.queue_name, row.task)):
             try:
                 write([row])
                 moved += 1
-            except DatabaseError:
+            except DatabaseError as error:
                 if connections[using].needs_rollback:
                     raise
-                logger.exception("job %s (%s) cannot be given up; it stays running", row.id, row.task)
+                # Without the error's text: PostgreSQL shows the row in it, and so the payload.
+                logger.error("%s #%d cannot be given up: %s; it stays running", row.task, row.id, type(error).__name__)
         return moved
 
 

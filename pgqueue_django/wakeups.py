@@ -50,7 +50,9 @@ def send_after_commit(using: str, hint: str) -> None:
     moment to send it: the job waits for a poll.
     """
     connection = connections[using]
+    # Nothing polls for a cancel, and a person makes few of them.
+    notify = send if hint == CANCELLED else send_limited
     # An atomic block inside a manual transaction does not commit, and would keep its hooks for ever.
     if connection.commit_on_exit if connection.in_atomic_block else connection.get_autocommit():
         # No partial: Django logs the __qualname__ of a hook that fails, and a partial has none.
-        transaction.on_commit(lambda: send_limited(using, hint), using=using, robust=True)
+        transaction.on_commit(lambda: notify(using, hint), using=using, robust=True)

@@ -1,3 +1,5 @@
+import datetime
+
 import django.db.models.functions.datetime
 from django.db import migrations, models
 
@@ -218,7 +220,7 @@ class Migration(migrations.Migration):
                     ("cancel_job", "Can cancel jobs"),
                     ("view_dashboard", "Can view the dashboard and the metrics of the queue"),
                 ],
-                "default_permissions": ("view", "delete"),
+                "default_permissions": ("view",),
                 "indexes": [
                     models.Index(
                         models.F("queue_name"),
@@ -301,6 +303,13 @@ class Migration(migrations.Migration):
                     models.CheckConstraint(
                         condition=models.Q(("priority__gte", -100), ("priority__lte", 100)),
                         name="pgqueue_job_priority_range",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("run_after__gte", datetime.datetime(1900, 1, 1, 0, 0, tzinfo=datetime.UTC)),
+                            ("run_after__lt", datetime.datetime(9000, 1, 1, 0, 0, tzinfo=datetime.UTC)),
+                        ),
+                        name="pgqueue_job_run_after_range",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("attempts__gte", 0), ("max_attempts__gte", 1)), name="pgqueue_job_attempts"

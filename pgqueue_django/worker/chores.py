@@ -29,18 +29,30 @@ _SOON = 0.01  # seconds to the next batch when this one was full, and the shorte
 # At the first start, and after a test or a person has emptied the table.
 _PREPARE = "INSERT INTO pgqueue_chore (name) SELECT unnest(%s::text[]) ON CONFLICT DO NOTHING"
 
-_FORGET_WORKERS = "DELETE FROM pgqueue_worker WHERE heartbeat_at < statement_timestamp() - interval '1 hour'"
+_FORGET_WORKERS = """
+    DELETE FROM pgqueue_worker WHERE id = ANY(ARRAY(
+        SELECT id FROM pgqueue_worker WHERE heartbeat_at < statement_timestamp() - interval '1 hour'
+        LIMIT 1000 FOR UPDATE SKIP LOCKED))
+"""
 
-_NEXT = "SELECT EXTRACT(EPOCH FROM min(due_at) - statement_timestamp())::float8, count(*) FROM pgqueue_chore"
+
+# Of the chores that this version knows: another one's would be due for ever.
+_NEXT = """
+    SELECT EXTRACT(EPOCH FROM min(due_at) - statement_timestamp())::float8, count(*) FROM pgqueue_chore
+    WHERE name = ANY(%s::text[])
+"""
 
 _TAKE = """
     UPDATE pgqueue_chore SET due_at = statement_timestamp() + make_interval(secs => %s)
-    WHERE name = %s AND due_at <= statement_timestamp()
+    WHERE name = (SELECT name FROM pgqueue_chore WHERE name = %s AND due_at <= statement_timestamp()
+                  FOR UPDATE SKIP LOCKED)
 """
 
 _HURRY = """
     UPDATE pgqueue_chore SET due_at = statement_timestamp() + make_interval(secs => %s)
-    WHERE name = %s AND due_at > statement_timestamp() + make_interval(secs => %s)
+    WHERE name = (SELECT name FROM pgqueue_chore
+                  WHERE name = %s AND due_at > statement_timestamp() + make_interval(secs => %s)
+                  FOR UPDATE SKIP LOCKED)
 """
 
 # The earliest waiting job's moment, or nothing; one probe of the index.
@@ -53,7 +65,7 @@ _EARLIEST = """
 class Chores(threading.Thread):
     """Does what is due until ``stop``; looks at once when ``nudge`` is called.
 
-    ``promoted`` hears that jobs have become ready. ``takes`` says whether this worker takes a queue.
+    ``promoted`` hears that jobs have become ready.
     """
 
     def __init__(
@@ -120,7 +132,7 @@ class Chores(threading.Thread):
         if self._take(ROLL_UP, interval=_ROLL_UP_SECONDS):
             self._roll_up()
         adopted_all = self._adopt()
-        wait, known = self._query(_NEXT)[0]
+        wait, known = self._query(_NEXT, [_CHORES])[0]
         if known < len(_CHORES):
             self._execute(_PREPARE, [_CHORES])
             return 0.0
@@ -176,14 +188,14 @@ class Chores(threading.Thread):
         return self._execute(_TAKE, [interval or self._interval, name]) == 1
 
     def _execute(self, sql: str, params: list[Any] | None = None) -> int:
-        # atomic: so that READ COMMITTED is stated, whatever the server's default is.
-        with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+        # Autocommit: a process that freezes between a statement and its COMMIT would hold the row.
+        with connections[self._using].cursor() as cursor:
             cursor.execute(sql, params)
             return int(cursor.rowcount)
 
-    def _query(self, sql: str) -> list[Any]:
+    def _query(self, sql: str, params: list[Any] | None = None) -> list[Any]:
         with connections[self._using].cursor() as cursor:
-            cursor.execute(sql)
+            cursor.execute(sql, params)
             return list(cursor.fetchall())
 
 

@@ -21,7 +21,10 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
+from psycopg import Error as PsycopgError
 from psycopg import pq
+
+from pgqueue_django import conf
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -33,6 +36,13 @@ _SOCKET = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
 }
+
+# lock_timeout: all that ours ever wait for is another worker's short statement.
+_SESSION = """
+    SET idle_in_transaction_session_timeout = '5s'; SET lock_timeout = '2s';
+    SET default_transaction_isolation = 'read committed';
+    SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+"""
 
 
 @contextmanager
@@ -69,7 +79,26 @@ def _own(using: str, role: str, silence: float) -> BaseDatabaseWrapper:
     }
     # Under DEBUG Django keeps the last 9,000 statements of a connection, until a request ends; ours never ends.
     wrapper.queries_log = deque(maxlen=0)
+    if conf.current().LISTEN:
+        _limit_session(wrapper)
     return wrapper
+
+
+def _limit_session(wrapper: BaseDatabaseWrapper) -> None:
+    """Ask the server to end what this process cannot: it may freeze, or its host may vanish, before a COMMIT.
+
+    Its locks would stay until the server's own TCP limits (two hours by default), and everybody else's chores or
+    statistics behind them. Not behind a pooler (LISTEN is off): its sessions belong to others, too.
+    """
+    initialise = wrapper.init_connection_state
+
+    def initialise_and_limit() -> None:
+        initialise()
+        with wrapper.connection.cursor() as cursor:
+            cursor.execute(_SESSION)
+        wrapper.connection.commit()
+
+    wrapper.init_connection_state = initialise_and_limit  # type: ignore[method-assign]
 
 
 def is_broken(error: BaseException) -> bool:
@@ -102,8 +131,11 @@ def drop(using: str) -> None:
     wrapper.needs_rollback = False
     wrapper.closed_in_transaction = False
     try:
+        if wrapper.connection is not None:
+            # Itself first: Django's close() would hand it back to its pool, for others to use.
+            wrapper.connection.close()
         wrapper.close()
-    except (DatabaseError, InterfaceError):
+    except (DatabaseError, InterfaceError, PsycopgError):
         wrapper.connection = None
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries, transaction
 
 from pgqueue_django import conf, payload, transitions
@@ -55,6 +56,7 @@ class Attempt:
         "claimed_at",
         "committing",
         "coroutine",
+        "counted",
         "deadline",
         "ended",
         "ended_at",
@@ -82,6 +84,7 @@ class Attempt:
         self.ended_at: float | None = None
         self.committing: Succeeded | None = None  # an atomic success whose COMMIT is about to be sent, or was
         self.settled_inside = False  # its outcome is in the row already
+        self.counted = False  # such an outcome has been logged and will be in the statistics
         self.void = threading.Event()  # cancelled, timed out, or its lease is lost
         self.refusals = 0  # how often the database refused its outcome
         self.left = threading.Event()  # its handler has returned
@@ -237,6 +240,9 @@ def _succeeded(result: Any) -> Succeeded:
 
 def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Settled:
     """The handler's writes and the fenced settle in one transaction; a lost lease rolls both back."""
+    if not connections[using].get_autocommit():
+        # There atomic() does not commit, and everything would be rolled back when the connection is closed.
+        raise ImproperlyConfigured(f"atomic=True needs autocommit: database {using!r} has it switched off.")
     outcome: Succeeded | None = None
     try:
         with transaction.atomic(using=using, durable=True):

@@ -6,15 +6,18 @@ answers goes to the loop as an event: *gone* means that the attempt is void.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from pgqueue_django import transitions
 from pgqueue_django.states import State
-from pgqueue_django.worker.connections import Grumbler, drop, own_connection
+from pgqueue_django.worker.connections import Grumbler, drop, first_line, is_broken, may_pass, own_connection
 from pgqueue_django.worker.executor import Attempt, lease_clock
+
+logger = logging.getLogger("pgqueue_django.worker")
 
 _AGAIN_SECONDS = 0.5  # after a beat that met a row which someone holds
 
@@ -95,6 +98,20 @@ class Heartbeat(threading.Thread):
         return busy
 
     def _beat_for(self, attempts: list[Attempt]) -> bool:
+        try:
+            return self._beat_once(attempts)
+        except DatabaseError as error:
+            if is_broken(error) or may_pass(error):
+                raise
+            if len(attempts) > 1:
+                # Somebody's trigger refuses one of them; it must not cost the leases of the others.
+                middle = len(attempts) // 2
+                return any([self._beat_for(attempts[:middle]), self._beat_for(attempts[middle:])])
+            job = attempts[0].job
+            logger.error("%s #%d: its lease cannot be extended: %s", job.task, job.id, first_line(error))
+            return False
+
+    def _beat_once(self, attempts: list[Attempt]) -> bool:
         progress = {attempt.job.id: note for attempt in attempts if (note := attempt.take_progress()) is not None}
         sent_at = lease_clock()
         try:

@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import QuerySet
@@ -29,7 +30,7 @@ from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.states import State
-from pgqueue_django.tasks import resolve
+from pgqueue_django.tasks import Task, resolve
 from pgqueue_django.transitions import Claimed, Fenced, Settlement
 from pgqueue_django.worker import executor
 from pgqueue_django.worker.chores import Chores
@@ -51,7 +52,13 @@ _PREFETCH_MOST = 256
 _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
 _QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
+_DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
+_JOIN_SECONDS = 1.0  # for the other threads to end
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
+
+
+# What an attempt runs whose task cannot be imported here: nothing; it is given back.
+_UNKNOWN: Task[Any, Any] = Task("pgqueue_django.unknown")
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,8 @@ class Loop:
 
         self._trouble = Backoff()
         self._down_until = 0.0
-        self._must_disown = False
+        self._disown_at: float | None = None
+        self._disown_until = 0.0
         self._grumbler = Grumbler("database")
 
         self._signals: list[int] = []
@@ -137,7 +145,8 @@ class Loop:
             self._using,
             interval=options.heartbeat,
             lease_seconds=options.lease,
-            held=lambda: list(self.held.values()),
+            # Without those whose success is in the row already: the fence would call them lost.
+            held=lambda: [attempt for attempt in list(self.held.values()) if not attempt.settled_inside],
             lost=lambda attempt, state: self.inbox.put(_Lost(attempt, state)),
             row=self._worker_row,
         )
@@ -215,10 +224,8 @@ class Loop:
         self._prefetch.ended(attempt)
         if attempt.settled_inside and not isinstance(outcome, Released):
             # It is in the row, whatever the loop thought of it meanwhile.
-            settlement = attempt.settlement(outcome)
-            self._samples.append(settlement.sample())
             self._forget(attempt)
-            self._log(settlement)
+            self._count_settled_inside(attempt, outcome)
         elif attempt.ended:
             pass  # its deadline, a cancel or a lost lease came first; that was logged
         elif isinstance(outcome, Released):
@@ -226,6 +233,14 @@ class Loop:
         else:
             self._outcomes.append((attempt, outcome))
         attempt.ended = True
+
+    def _count_settled_inside(self, attempt: Attempt, outcome: Settled) -> None:
+        """Once, whether the handler's thread or the fence tells it first."""
+        if not attempt.counted:
+            attempt.counted = True
+            settlement = attempt.settlement(outcome)
+            self._samples.append(settlement.sample())
+            self._log(settlement)
 
     def _forget(self, attempt: Attempt) -> None:
         if self._holds(attempt):
@@ -236,8 +251,10 @@ class Loop:
         return self.held.get(attempt.job.id) is attempt
 
     def _take_loss(self, attempt: Attempt, state: State | None) -> None:
-        if attempt.ended or self.held.get(attempt.job.id) is not attempt:
+        if attempt.ended or attempt.settled_inside or not self._holds(attempt):
             return  # its outcome is on its way, and the fence will judge that
+        if attempt.committing is not None and state == State.SUCCEEDED:
+            return  # by its own COMMIT, just now
         attempt.ended = True
         self._forget(attempt)
         what = "was cancelled" if state == State.CANCELLED else f"lost its lease (the job is {state or 'gone'} now)"
@@ -258,16 +275,18 @@ class Loop:
     def _sleep_seconds(self) -> float:
         now = time.monotonic()
         moments = [now + _LOOK_SECONDS] if self.held else [now + self.options.poll_interval]
-        if self._outcomes or self._releases or self._samples:
+        if self._outcomes or self._releases or (self._samples and self._in_doubt is None):
             moments.append(max(self._not_before, self._down_until))
+        if self._in_doubt is not None:
+            moments.append(max(now + _LOOK_SECONDS, self._down_until))
         if self._may_claim() and self._room() > 0:
             moments.append(max(self._supply.next_claim_at, self._down_until))
-        if self._must_disown:
-            moments.append(self._down_until)
+        if self._disown_at is not None:
+            moments.append(max(self._disown_at, self._down_until))
         if (oldest := self._slots.oldest_wait()) is not None:
             moments.append(oldest + _UNBEGUN_SECONDS)
         if self._stop_at is not None:
-            moments.append(self._stop_at)
+            moments.append(self._stop_at if now < self._stop_at else now + _BUSY_SECONDS)
         return max(0.0, min(moments) - now)
 
     def _look_at_clocks(self) -> None:
@@ -275,7 +294,8 @@ class Loop:
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS / 2
             for attempt in list(self.held.values()):
-                if attempt.deadline is not None and now >= attempt.deadline and not attempt.ended:
+                over = attempt.deadline is not None and now >= attempt.deadline
+                if over and not attempt.ended and not attempt.settled_inside:
                     attempt.ended = True
                     attempt.ended_at = now
                     self._outcomes.append((attempt, executor.timed_out(attempt)))
@@ -296,7 +316,7 @@ class Loop:
         """The time to finish is over: what still runs is interrupted and goes back, uncharged."""
         self._give_back_unbegun()
         for attempt in self.held.values():
-            if not attempt.ended:
+            if not attempt.ended and not attempt.settled_inside:
                 attempt.ended = True
                 self._releases.append((attempt.job, False))
                 self._slots.interrupt(attempt)
@@ -307,14 +327,15 @@ class Loop:
     def _with_database(self, act: Callable[[], None]) -> None:
         """Run one of our steps; if the database fails it, throw the connection away and come back later."""
         try:
-            if self._must_disown:
+            if self._disown_at is not None and time.monotonic() >= self._disown_at:
                 self._disown()
             act()
         except (DatabaseError, InterfaceError) as error:
             self._grumbler.failed(error)
             # A reply may be lost: a claim whose COMMIT was carried out has taken jobs that we never saw.
-            self._must_disown = True
-            self._down_until = time.monotonic() + self._trouble.failed()
+            self._disown_at = time.monotonic()
+            self._disown_until = self._disown_at + self.options.lease
+            self._down_until = self._disown_at + self._trouble.failed()
             drop(self._using)
         else:
             if self._trouble.failing:
@@ -323,6 +344,10 @@ class Loop:
                 self._supply.woken(None)
 
     def _disown(self) -> None:
+        """Give back what a lost reply has left with us; again each second until the leases of then have ended.
+
+        The COMMIT may still be on its way in the server, and somebody may hold one of the rows.
+        """
         keep = [attempt.job.pair for attempt in self.held.values()]
         try:
             while transitions.disown(self._using, self.worker_id, keep=keep, by=self.worker_id):
@@ -330,14 +355,18 @@ class Loop:
         except (DatabaseError, InterfaceError) as error:
             if is_broken(error):
                 raise
-            # Somebody's trigger refuses one of them: the leases will end them, and there is other work to do.
-            logger.error("jobs that this worker does not hold cannot be given back: %s", first_line(error))
-        self._must_disown = False
+            if not may_pass(error):
+                # Somebody's trigger refuses one of them: the leases will end them, and there is other work to do.
+                logger.error("jobs that this worker does not hold cannot be given back: %s", first_line(error))
+                self._disown_until = 0.0
+        again_at = time.monotonic() + _DISOWN_SECONDS
+        self._disown_at = again_at if again_at < self._disown_until else None
 
     def _write(self) -> None:
-        if time.monotonic() < self._not_before or not self._is_sure_of_samples():
+        if time.monotonic() < self._not_before:
             return
-        while self._outcomes or self._samples:
+        self._resolve_doubt()
+        while self._outcomes or (self._samples and self._in_doubt is None):
             batch, self._outcomes = self._outcomes[:_FLUSH], self._outcomes[_FLUSH:]
             try:
                 busy = self._settle(batch)
@@ -352,24 +381,21 @@ class Loop:
         if self._releases:
             self._release()
 
-    def _is_sure_of_samples(self) -> bool:
-        """Samples whose flush got no reply are counted, or they are not: nothing else tells, they have no fence."""
+    def _resolve_doubt(self) -> None:
+        """Samples whose flush got no reply are counted or not: they have no fence to tell. Until then they wait."""
         if self._in_doubt is None:
-            return True
+            return
         transaction_id, count = self._in_doubt
         committed = transitions.has_committed(self._using, transaction_id)
-        if committed is None:
-            self._not_before = time.monotonic() + _BUSY_SECONDS
-            return False
+        if committed is not None:
+            self._in_doubt = None
         if committed:
             del self._samples[:count]
-        self._in_doubt = None
-        return True
 
     def _settle(self, batch: list[tuple[Attempt, Settled]]) -> list[tuple[Attempt, Settled]]:
         """Write these outcomes; return those whose rows were busy."""
         settlements = [attempt.settlement(outcome) for attempt, outcome in batch]
-        samples = list(self._samples)
+        samples = list(self._samples) if self._in_doubt is None else []
         receipts: list[str] = []
         try:
             fenced = transitions.settle(
@@ -385,9 +411,15 @@ class Loop:
                 return [pair for one in batch for pair in self._settle([one])]
             return self._settle_refused(*batch[0], error)
         del self._samples[: len(samples)]
+        newest = {item.job.id: item.job for item in sorted(settlements, key=lambda item: item.job.pair)}
         for (attempt, _), settlement in zip(batch, settlements, strict=True):
-            self._settled(attempt, settlement, fenced)
-        return [(attempt, outcome) for attempt, outcome in batch if attempt.job.id in fenced.busy]
+            if newest[attempt.job.id] is attempt.job:
+                self._settled(attempt, settlement, fenced)
+            else:
+                self._settled(attempt, settlement, Fenced(frozenset(), frozenset(), {attempt.job.id: State.RUNNING}))
+        return [
+            (attempt, outcome) for attempt, outcome in batch if attempt.job.id in fenced.busy and self._holds(attempt)
+        ]
 
     def _settle_refused(self, attempt: Attempt, outcome: Settled, error: Exception) -> list[tuple[Attempt, Settled]]:
         """An outcome that the database refuses becomes a failed attempt that says so; or else the lease ends it."""
@@ -427,9 +459,7 @@ class Loop:
             self._log(settlement)
         elif attempt.committing and fenced.gone.get(id) == State.SUCCEEDED and self._is_newest(attempt):
             # The handler saw its COMMIT fail: it was carried out, and the reply was lost.
-            settlement = attempt.settlement(attempt.committing)
-            self._samples.append(settlement.sample())
-            self._log(settlement)
+            self._count_settled_inside(attempt, attempt.committing)
         else:
             state = fenced.gone.get(id)
             logger.warning(
@@ -527,26 +557,28 @@ class Loop:
             self._left -= len(claimed)
         attempts = []
         for job in claimed:
-            try:
-                task = resolve(job.task)
-            except TaskNotFound as error:
-                self._unknown(job, error)
-                continue
-            attempts.append(Attempt(job, task, sent_at + self.options.lease))
-        for attempt in attempts:
-            if before := self.held.get(attempt.job.id):
+            if before := self.held.get(job.id):
                 # Cancelled or reaped and sent back, faster than a heartbeat could tell.
                 self._take_loss(before, State.RUNNING)
-            self.held[attempt.job.id] = attempt
+            task = self._resolve(job.task)
+            self.held[job.id] = attempt = Attempt(job, task or _UNKNOWN, sent_at + self.options.lease)
+            if task is not None:
+                attempts.append(attempt)
+            else:
+                attempt.ended = True
+                self._releases.append((job, True))
         self._prefetch.claimed(attempts)
         self._slots.offer(attempts)
         return len(claimed)
 
-    def _unknown(self, job: Claimed, error: TaskNotFound) -> None:
-        """A rolling deploy: some other worker knows the task, or soon will."""
-        if self._supply.first_time(job.task):
-            logger.warning("task %s is not known here, its jobs go back uncharged: %s", job.task, error)
-        self._releases.append((job, True))
+    def _resolve(self, path: str) -> Task[Any, Any] | None:
+        """None in a rolling deploy: some other worker knows the task, or soon will."""
+        try:
+            return resolve(path)
+        except TaskNotFound as error:
+            if self._supply.first_time(path):
+                logger.warning("task %s is not known here, its jobs go back uncharged: %s", path, error)
+            return None
 
     # The end ---------------------------------------------------------------------------------------------------
 
@@ -577,9 +609,14 @@ class Loop:
             self._exit_code = RELEASED
             logger.warning("%d jobs could not be given back; their leases will end them", len(self.held))
         self._slots.close()
-        for thread in (self._heartbeat, self._chores, self._listener):
-            if thread is not None:
-                thread.stop()
+        threads = [thread for thread in (self._heartbeat, self._chores, self._listener) if thread is not None]
+        for thread in threads:
+            thread.stop()
+        if len(self._signals) < 2 and not self._trouble.failing:
+            # Their sessions end with them; and a heartbeat on its way would put the worker's row back.
+            until = time.monotonic() + _JOIN_SECONDS
+            for thread in threads:
+                thread.join(max(0.0, until - time.monotonic()))
         try:
             if not self._trouble.failing:
                 with connections[self._using].cursor() as cursor:

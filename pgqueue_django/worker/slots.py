@@ -45,49 +45,50 @@ class Slots:
         self._ended = ended
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self._plain: deque[Attempt] = deque()
-        self._async: deque[Attempt] = deque()
-        self._busy = 0
-        self._idle = 0  # threads that wait and that nobody has woken yet
+        self._waiting: deque[Attempt] = deque()  # for a place
+        self._placed: deque[Attempt] = deque()  # plain, with a place: the next thread begins it
+        self._beginning: deque[Attempt] = deque()  # async, with a place: the event loop begins it
+        self._busy = 0  # places taken
         self._threads = 0
+        self._idle = 0  # threads that wait and that nobody has woken yet
+        self._coming = 0  # threads that were woken or started, or have just ended an attempt, and will look here
         self._closed = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def load(self) -> int:
         """Attempts that run or wait here."""
-        return self._busy + len(self._plain) + len(self._async)
+        with self._lock:
+            return self._busy + len(self._waiting)
 
     @property
     def waiting(self) -> int:
-        return len(self._plain) + len(self._async)
+        """Attempts that wait for a place."""
+        return len(self._waiting)
 
     def offer(self, attempts: Sequence[Attempt]) -> None:
         """Run these, in their order, as places come free."""
-        coroutines = False
         with self._lock:
-            for attempt in attempts:
-                if attempt.task.is_async:
-                    self._async.append(attempt)
-                    coroutines = True
-                else:
-                    self._plain.append(attempt)
-            self._call_threads()
+            self._waiting.extend(attempts)
+            self._give_places()
+            coroutines = bool(self._beginning)
         if coroutines:
             self._call_event_loop()
 
     def take_back(self) -> list[Attempt]:
         """Every attempt that has not begun; none of them will."""
         with self._lock:
-            attempts = [*self._plain, *self._async]
-            self._plain.clear()
-            self._async.clear()
+            attempts = [*self._placed, *self._beginning, *self._waiting]
+            self._busy -= len(self._placed) + len(self._beginning)
+            for queue in (self._placed, self._beginning, self._waiting):
+                queue.clear()
         return attempts
 
     def oldest_wait(self) -> float | None:
         """When the attempt that waits longest was claimed (time.monotonic()), None if none waits."""
         with self._lock:
-            return min((queue[0].claimed_at for queue in (self._plain, self._async) if queue), default=None)
+            queues = (self._placed, self._beginning, self._waiting)
+            return min((queue[0].claimed_at for queue in queues if queue), default=None)
 
     def interrupt(self, attempt: Attempt) -> None:
         """Stop a handler whose outcome counts no more, as far as that can be done from outside.
@@ -108,8 +109,7 @@ class Slots:
             event_loop.call_soon_threadsafe(coroutine.cancel)
         if slot is not None or coroutine is not None:
             # The server's answer is waited for elsewhere: the caller has other jobs to look after.
-            args = (attempt, wrappers, active)
-            threading.Thread(target=self._cancel_statements, args=args, name="pgqueue cancel", daemon=True).start()
+            _start(self._cancel_statements, attempt, wrappers, active, name="pgqueue cancel")
 
     def _cancel_statements(self, attempt: Attempt, wrappers: Sequence[Any], active: Sequence[Any]) -> None:
         """Cancel what the attempt waits for, and if it still runs a moment later, whatever it waits for then.
@@ -119,7 +119,7 @@ class Slots:
         while True:
             for wrapper in active:
                 _cancel_statement(wrapper)
-            if attempt.left.wait(_CLEAN_UP_SECONDS) or self._closed:
+            if self._closed or attempt.left.wait(_CLEAN_UP_SECONDS):
                 return
             active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
 
@@ -131,56 +131,77 @@ class Slots:
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._event_loop.stop)
 
-    # Threads ---------------------------------------------------------------------------------------------------
-
-    def _call_threads(self) -> None:
-        """Wake or start as many threads as there are plain attempts that may begin. Under the lock."""
-        wanted = min(len(self._plain), self.size - self._busy)
+    def _give_places(self) -> None:
+        """Free places go to those who wait, in their order, and threads are called for them. Under the lock."""
+        if self._closed:
+            return
+        while self._waiting and self._busy < self.size:
+            attempt = self._waiting.popleft()
+            self._busy += 1
+            (self._beginning if attempt.task.is_async else self._placed).append(attempt)
+        wanted = len(self._placed) - self._coming
         woken = min(wanted, self._idle)
-        if woken:
+        if woken > 0:
             # Counted here and not by the thread as it wakes: until then a second call would count on it again.
             self._idle -= woken
+            self._coming += woken
             self._work.notify(woken)
         for _ in range(min(wanted - woken, self.size - self._threads)):
+            # If there can be no more, whoever ends next takes what is placed; or it is taken back.
+            if not _start(self._run_thread, name="pgqueue slot"):
+                break
             self._threads += 1
-            threading.Thread(target=self._run_thread, name="pgqueue slot", daemon=True).start()
+            self._coming += 1
+
+    # Threads ---------------------------------------------------------------------------------------------------
 
     def _run_thread(self) -> None:
         slot = _Slot()
-        executor.prepare_thread(slot.wrappers)
         try:
+            executor.prepare_thread(slot.wrappers)
             while (attempt := self._next_plain(slot)) is not None:
                 outcome = executor.run(attempt, self._using)
-                with self._lock:
-                    attempt.slot = None
-                    attempt.left.set()
-                    self._busy -= 1
-                    if slot.broken:
-                        self._threads -= 1
-                    self._call_threads()
-                    coroutines = bool(self._async)
-                if coroutines:
-                    self._call_event_loop()
-                self._ended(attempt, outcome)
+                self._end_in_thread(slot, attempt, outcome)
                 # Not kept until the next attempt: its arguments and its result may be large.
                 del attempt, outcome
                 if slot.broken:
-                    return
+                    break
         finally:
+            with self._lock:
+                self._threads -= 1
+                if not slot.broken:
+                    self._coming -= 1
+                self._give_places()
             executor.throw_connections_away()
 
     def _next_plain(self, slot: _Slot) -> Attempt | None:
         with self._lock:
             while not self._closed:
-                if self._plain and self._busy < self.size:
-                    self._busy += 1
-                    attempt = self._plain.popleft()
+                if self._placed:
+                    self._coming -= 1
+                    attempt = self._placed.popleft()
                     attempt.slot = slot
                     return attempt
+                self._coming -= 1
                 self._idle += 1
                 self._work.wait()
-            self._threads -= 1
             return None
+
+    def _end_in_thread(self, slot: _Slot, attempt: Attempt, outcome: Outcome) -> None:
+        try:
+            with self._lock:
+                attempt.slot = None
+                attempt.left.set()
+                self._busy -= 1
+                if not slot.broken:
+                    self._coming += 1
+                self._give_places()
+                coroutines = bool(self._beginning)
+            if coroutines:
+                self._call_event_loop()
+        finally:
+            # Last, so that the loop finds the place free; but in any case, or nobody would ever hear of it.
+            self._ended(attempt, outcome)
 
     # The event loop --------------------------------------------------------------------------------------------
 
@@ -189,9 +210,10 @@ class Slots:
             if self._closed:
                 return
             if self._event_loop is None:
-                self._event_loop = asyncio.new_event_loop()
-                args = (self._event_loop,)
-                threading.Thread(target=self._run_event_loop, args=args, name="pgqueue event loop", daemon=True).start()
+                loop = asyncio.new_event_loop()
+                if not _start(self._run_event_loop, loop, name="pgqueue event loop"):
+                    return
+                self._event_loop = loop
             loop = self._event_loop
         loop.call_soon_threadsafe(self._begin_coroutines, loop)
 
@@ -207,10 +229,9 @@ class Slots:
     def _begin_coroutines(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
             with self._lock:
-                if not self._async or self._busy >= self.size or self._closed:
+                if not self._beginning or self._closed:
                     return
-                attempt = self._async.popleft()
-                self._busy += 1
+                attempt = self._beginning.popleft()
                 # An empty context, as in executor.run.
                 coroutine = loop.create_task(executor.run_async(attempt), context=contextvars.Context())
                 attempt.coroutine = coroutine
@@ -225,15 +246,25 @@ class Slots:
             outcome = coroutine.result()
         except BaseException as error:  # cancelled before its first step, or while its connections were being closed
             outcome = executor.ended_with(attempt, error)
-        with self._lock:
-            self._busy -= 1
-            attempt.coroutine = None
-            attempt.left.set()
-            self._call_threads()
-            coroutines = bool(self._async)
-        if coroutines:
+        try:
+            with self._lock:
+                self._busy -= 1
+                attempt.coroutine = None
+                attempt.left.set()
+                self._give_places()
             self._begin_coroutines(loop)
-        self._ended(attempt, outcome)
+        finally:
+            self._ended(attempt, outcome)
+
+
+def _start(target: Callable[..., None], *args: Any, name: str) -> bool:
+    """Start a thread. False: the system has none left; that must cost nobody an outcome."""
+    try:
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+    except RuntimeError as error:
+        logger.warning("%s: %s", name, error)
+        return False
+    return True
 
 
 def _is_active(wrapper: Any) -> bool:

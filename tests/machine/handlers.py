@@ -669,6 +669,27 @@ def wait_until_cancelled(context: JobContext) -> None:
     note("noticed", context.job_id)
 
 
+@task(takes_context=True)
+def clean_up_when_cancelled(context: JobContext) -> None:
+    note("begun", context.job_id)
+    deadline = time.monotonic() + 60
+    while not context.cancelled:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    sleep_in_sql(0.5)
+    note("cleaned up", context.job_id)
+
+
+@task(takes_context=True)
+async def clean_up_when_cancelled_async(context: JobContext) -> None:
+    await sync_to_async(note)("begun", context.job_id)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await sync_to_async(sleep_in_sql)(0.5)
+        await sync_to_async(note)("cleaned up", context.job_id)
+
+
 # -- isolation -------------------------------------------------------------------------------------------------
 
 _variable: ContextVar[str] = ContextVar("machine_variable", default="unset")

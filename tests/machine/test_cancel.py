@@ -87,6 +87,15 @@ def test_a_statement_that_a_handler_waits_for_is_cancelled(worker: Worker, way: 
     assert len(log(cancelled)) == 1
 
 
+@pytest.mark.parametrize("task", [handlers.clean_up_when_cancelled, handlers.clean_up_when_cancelled_async])
+def test_a_handler_has_the_time_and_the_database_to_clean_up(worker: Worker, task: Any) -> None:
+    cancelled = task.enqueue()
+    worker(concurrency=1)
+    wait_until_begun(cancelled)
+    cancel(cancelled)
+    wait_for(lambda: notes("cleaned up") == [(cancelled.id, "cleaned up")], 5)
+
+
 def test_a_late_success_of_a_cancelled_job_is_void(worker: Worker, gate: Gate, log: Log) -> None:
     door = gate()
     cancelled = handlers.write_and_wait.enqueue(str(door))

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -79,8 +79,8 @@ class Command(BaseCommand):
         options = Options(
             using=using,
             name=given["name"],
-            queues=given["queues"],
-            excluded=given["exclude_queues"],
+            queues=_called_with(given["queues"]),
+            excluded=_called_with(given["exclude_queues"]),
             concurrency=given["concurrency"],
             lease=given["lease"],
             poll_interval=given["poll_interval"],
@@ -113,6 +113,11 @@ def _names(text: str) -> list[str]:
         if not QUEUE_NAME.fullmatch(name):
             raise ArgumentTypeError(f"{name!r} is no queue; give names of 1 to 63 characters A-Za-z0-9_.- as in a,b")
     return names
+
+
+def _called_with(names: str | Sequence[str]) -> Sequence[str]:
+    """``call_command(queues="a,b")`` does not go through the parser."""
+    return _names(names) if isinstance(names, str) else names
 
 
 def _whole(least: int) -> Callable[[str], int]:
