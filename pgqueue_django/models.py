@@ -128,7 +128,7 @@ class Job(models.Model):
         db_table = "pgqueue_job"
         verbose_name = _("job")
         verbose_name_plural = _("jobs")
-        default_permissions = ("view",)
+        default_permissions = ("view", "delete")
         permissions = [
             ("view_job_payload", "Can view the arguments, result and errors of jobs"),
             ("requeue_job", "Can send finished jobs back to their queue"),

@@ -525,9 +525,9 @@ def settle(
 
 
 def has_committed(using: str, transaction_id: str) -> bool | None:
-    """Whether that transaction has committed; None while it is in progress. One too old to be known has.
+    """Whether that transaction, of a moment ago, has committed; None while it is in progress.
 
-    One that this server never had has not: it was lost in a failover.
+    One that this server does not know has not: it was lost in a failover.
     """
     with connections[using].cursor() as cursor:
         try:
@@ -535,7 +535,7 @@ def has_committed(using: str, transaction_id: str) -> bool | None:
         except DataError:  # an id of the future
             return False
         (status,) = cursor.fetchone()
-    return None if status == "in progress" else status != "aborted"
+    return None if status == "in progress" else status == "committed"
 
 
 def settle_inside(using: str, settlement: Settlement) -> Fenced:

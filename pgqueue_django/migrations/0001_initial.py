@@ -220,7 +220,7 @@ class Migration(migrations.Migration):
                     ("cancel_job", "Can cancel jobs"),
                     ("view_dashboard", "Can view the dashboard and the metrics of the queue"),
                 ],
-                "default_permissions": ("view",),
+                "default_permissions": ("view", "delete"),
                 "indexes": [
                     models.Index(
                         models.F("queue_name"),

@@ -219,12 +219,21 @@ class Slots:
 
     def _run_event_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._closed:
-            try:
-                loop.run_forever()
-            except BaseException as error:
-                # asyncio lets SystemExit and KeyboardInterrupt of a task through to whoever runs the loop. A task
-                # that a handler has started must not stop the others; who awaits it gets the error, too.
-                logger.warning("%s in a task that a handler has started", type(error).__name__)
+            self._guard(loop.run_forever)
+        # Those that were interrupted have a moment to clean up and to close their connections.
+        if left := asyncio.all_tasks(loop):
+            self._guard(lambda: loop.run_until_complete(asyncio.wait(left, timeout=_CLEAN_UP_SECONDS)))
+        if not asyncio.all_tasks(loop):
+            loop.close()
+
+    @staticmethod
+    def _guard(run: Callable[[], object]) -> None:
+        try:
+            run()
+        except BaseException as error:
+            # asyncio lets SystemExit and KeyboardInterrupt of a task through to whoever runs the loop. A task
+            # that a handler has started must not stop the others; who awaits it gets the error, too.
+            logger.warning("%s in a task that a handler has started", type(error).__name__)
 
     def _begin_coroutines(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:

@@ -249,7 +249,7 @@ def test_questions_to_a_frozen_database_do_not_pile_up(site: Site) -> None:
     before = site.process.num_threads()
     site.freeze()
     answers: list[Answer] = []
-    asking = [threading.Thread(target=lambda: answers.append(site.healthz())) for _ in range(60)]
+    asking = [threading.Thread(target=lambda: answers.append(site.healthz())) for _ in range(30)]
     for thread in asking:
         thread.start()
     most = 0
@@ -258,7 +258,8 @@ def test_questions_to_a_frozen_database_do_not_pile_up(site: Site) -> None:
         most = max(most, site.process.num_threads() - sum(thread.is_alive() for thread in asking) - before)
         time.sleep(0.02)
     assert {answer.status for answer in answers} == {503}
-    assert max(answer.seconds for answer in answers) < 4  # 60 at once on a loaded machine; one alone ends within 2
+    # They ask all at once, of a web server on a machine with other things to do; one alone ends within 2.
+    assert max(answer.seconds for answer in answers) < 6
     assert most <= 16
     wait_for(lambda: site.process.num_threads() <= before + 2, 6)
 

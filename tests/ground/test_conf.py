@@ -101,3 +101,22 @@ def test_they_are_read_once(settings: Any) -> None:
     settings.PGQUEUE = {"LEASE": 12}
     assert current() is current()
     assert conf.current.cache_info().hits
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({key: float("inf")} for key in ("LEASE", "POLL_INTERVAL", "SHUTDOWN_TIMEOUT", "TIMEOUT", "HEARTBEAT")),
+        {"RETENTION": {"succeeded": float("inf")}},
+        {"IDEMPOTENCY_RETENTION": float("inf")},
+        {"MAX_ATTEMPTS": 2**31},
+        {"METRICS_PUBLIC": "no"},
+        {"LISTEN": "False"},
+        {"MAX_HISTORY": 1},
+    ],
+    ids=str,
+)
+def test_values_that_sql_or_a_truth_test_would_choke_on_are_refused(settings: Any, given: dict[str, Any]) -> None:
+    settings.PGQUEUE = given
+    with pytest.raises(ImproperlyConfigured, match=next(iter(given))):
+        current()

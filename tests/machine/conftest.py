@@ -51,10 +51,10 @@ def worker(machine_note: None) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def drain(worker: Callable[..., Running]) -> Callable[..., Running]:
-    """``drain(...)`` runs a worker until nothing is due, and returns it. It polls: a listener takes long to end."""
+    """``drain(...)`` runs a worker until nothing is due, and returns it."""
 
     def run(*, timeout: float = 15.0, **options: Any) -> Running:
-        running = worker(**{"drain": True, "listen": False, **options})
+        running = worker(drain=True, **options)
         assert running.join(timeout) == 0
         return running
 

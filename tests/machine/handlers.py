@@ -855,3 +855,9 @@ async def leave_thread_behind(seconds: float) -> None:
 def leave_plain_thread_behind(seconds: float) -> None:
     threading.Thread(target=time.sleep, args=[seconds]).start()
     note("begun")
+
+
+@task(atomic=True, timeout=30)
+def atomic_with_slow_hook(gate: str) -> None:
+    note("written")
+    transaction.on_commit(lambda: wait_at(gate))

@@ -90,7 +90,7 @@ def test_a_statement_that_a_handler_waits_for_is_cancelled(worker: Worker, way: 
 @pytest.mark.parametrize("task", [handlers.clean_up_when_cancelled, handlers.clean_up_when_cancelled_async])
 def test_a_handler_has_the_time_and_the_database_to_clean_up(worker: Worker, task: Any) -> None:
     cancelled = task.enqueue()
-    worker(concurrency=1)
+    worker(concurrency=1, listen=True)
     wait_until_begun(cancelled)
     cancel(cancelled)
     wait_for(lambda: notes("cleaned up") == [(cancelled.id, "cleaned up")], 5)
@@ -99,7 +99,7 @@ def test_a_handler_has_the_time_and_the_database_to_clean_up(worker: Worker, tas
 def test_a_late_success_of_a_cancelled_job_is_void(worker: Worker, gate: Gate, log: Log) -> None:
     door = gate()
     cancelled = handlers.write_and_wait.enqueue(str(door))
-    running = worker(concurrency=1, listen=False)  # heartbeat in 10 s: the settle finds out
+    running = worker(concurrency=1)  # heartbeat in 10 s: the settle finds out
     wait_until_begun(cancelled)
     cancel(cancelled)
     door.open()
@@ -112,7 +112,7 @@ def test_a_late_success_of_a_cancelled_job_is_void(worker: Worker, gate: Gate, l
 
 def test_a_job_that_is_cancelled_before_it_began_never_begins(worker: Worker, gate: Gate) -> None:
     """Claimed ahead of a free slot and cancelled there, before its 200 ms were over."""
-    running = worker(concurrency=1)
+    running = worker(concurrency=1, listen=True)
     cancelled: set[int] = set()
     for _ in range(20):
         quick = [handlers.write_and_wait.enqueue(str(gate_that_is_open(gate))) for _ in range(20)]
@@ -147,7 +147,7 @@ def requeue_at_once(job_id: Any) -> None:
 def test_a_requeued_job_may_run_again_beside_its_old_handler(worker: Worker, gate: Gate, log: Log) -> None:
     door = gate()
     twice = handlers.write_and_wait.enqueue(str(door))
-    running = worker(concurrency=2)
+    running = worker(concurrency=2, listen=True)
     wait_until_begun(twice)
     cancel(twice)
     wait_for(lambda: log(f"#{twice.id} was cancelled while it ran"))
@@ -172,7 +172,7 @@ def test_an_attempt_whose_cancel_was_not_heard_is_void_once_the_same_worker_clai
     door, hanging_door = gate(), gate()
     twice = handlers.wait_unwritten.enqueue(str(door))
     hanging = handlers.wait_unwritten.enqueue(str(hanging_door))
-    running = worker(concurrency=3, listen=False)  # heartbeat in 10 s
+    running = worker(concurrency=3)  # heartbeat in 10 s
     wait_for_state(twice, State.RUNNING)
     wait_for_state(hanging, State.RUNNING)
     requeue_at_once(twice)
@@ -198,12 +198,12 @@ def test_a_late_success_is_void_although_the_job_succeeded_meanwhile(
     """The row says what the late one wants to write; it is another attempt's."""
     slow, quick = gate(), gate()
     lost = handlers.wait_unwritten.enqueue(str(slow))
-    first = worker(concurrency=2 if own else 1, listen=False)
+    first = worker(concurrency=2 if own else 1)
     wait_for_state(lost, State.RUNNING)
     with rows.connection.cursor() as cursor:
         cursor.execute("UPDATE pgqueue_job SET args = jsonb_build_array(%s::text) WHERE id = %s", [str(quick), lost.id])
     requeue_at_once(lost)
-    second = first if own else worker(concurrency=1, listen=False)
+    second = first if own else worker(concurrency=1)
     wait_for(lambda: (job(lost).state, job(lost).fencing_token) == (State.RUNNING, 2))
     quick.open()
     wait_for_state(lost, State.SUCCEEDED)

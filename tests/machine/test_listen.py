@@ -49,7 +49,7 @@ def pickup_seconds(job_id: int) -> float:
 
 
 def test_an_idle_worker_picks_up_a_job_long_before_its_next_look(worker: Worker) -> None:
-    running = worker(poll_interval=30)
+    running = worker(poll_interval=30, listen=True)
     wait_until_idle(running)
     began = time.monotonic()
     first = handlers.write_job.enqueue()
@@ -68,7 +68,7 @@ def test_an_idle_worker_picks_up_a_job_long_before_its_next_look(worker: Worker)
 
 
 def test_an_idle_worker_hears_of_a_queue_that_it_has_never_seen(worker: Worker) -> None:
-    running = worker(poll_interval=30)
+    running = worker(poll_interval=30, listen=True)
     wait_until_idle(running)
     wait_for_state(handlers.write_job.using(queue_name="never-seen").enqueue(), State.SUCCEEDED, timeout=1.5)
 
@@ -82,7 +82,7 @@ def test_what_a_verb_makes_ready_wakes_a_worker(worker: Worker, verb: str) -> No
     if verb == "requeue":
         transitions.cancel("default", [enqueued.id])
     claimed = transitions.claim("default", queue_name="default", slots=1, worker_id="other", lease_seconds=60)
-    running = worker(poll_interval=30)
+    running = worker(poll_interval=30, listen=True)
     wait_until_idle(running)
     if verb == "release":
         transitions.release("default", [one.pair for one in claimed])
@@ -101,7 +101,7 @@ def test_without_listening_it_polls(worker: Worker) -> None:
 
 
 def test_a_listener_that_lost_its_connection_listens_again(worker: Worker) -> None:
-    running = worker(poll_interval=30)
+    running = worker(poll_interval=30, listen=True)
     for _ in range(2):
         wait_until_idle(running, 2)
         # As if its notification had come while nobody listened.
@@ -121,7 +121,7 @@ def test_a_listener_that_lost_its_connection_listens_again(worker: Worker) -> No
 
 def test_a_job_that_is_due_before_the_next_look_at_waiting_ones_is_on_time(worker: Worker, settings: Any) -> None:
     settings.PGQUEUE = {"CHORE_INTERVAL": 20}
-    running = worker(poll_interval=30)
+    running = worker(poll_interval=30, listen=True)
     wait_until_idle(running)
     enqueued = handlers.write_job.using(run_after=timedelta(milliseconds=200)).enqueue()
     assert job(enqueued).state == State.SCHEDULED

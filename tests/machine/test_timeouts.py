@@ -70,7 +70,7 @@ def test_a_statement_that_a_handler_waits_for_is_cancelled_on_the_server(
 
 
 def test_the_thread_and_the_connection_of_a_cancelled_statement_are_thrown_away(worker: Worker) -> None:
-    worker(concurrency=1, listen=False)
+    worker(concurrency=1)
     before = wait_for_state(handlers.backend_pid.enqueue(), State.SUCCEEDED).result
     threads_before = slot_threads()
     assert_timed_out(handlers.overrun_in_sql.enqueue(), 0.4)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection
 from verbs import rows
 
 from pgqueue_django import enqueue_many, transitions
-from pgqueue_django.models import Stat
+from pgqueue_django.models import Job, Stat
+from pgqueue_django.models import Worker as WorkerRow
+from pgqueue_django.outcomes import Retried
 from pgqueue_django.states import State
+from pgqueue_django.worker import executor
+from pgqueue_django.worker.executor import Attempt, lease_clock
 from tests.machine import handlers
 
 from .workers import REAL_DATABASE, Process, Running, failure, job, notes, sessions, wait_for, wait_for_state
@@ -155,7 +161,7 @@ def test_an_atomic_handler_that_lost_its_job_is_rolled_back(
     door = gate()
     lost = handlers.write_atomic_and_wait.enqueue(str(door))
     # No wake-up and no heartbeat in time: the settle itself must find out.
-    first = worker(concurrency=1, listen=False)
+    first = worker(concurrency=1)
     wait_for(Path(f"{door}.begun").exists)
     if loss == "lease":
         rows.move_clock(lost.id, "lease_expires_at", -1)
@@ -264,3 +270,34 @@ def test_what_atomic_jobs_write_is_written_exactly_once_whatever_happens(
     for running in workers:
         assert running.stop() == 0
     assert sorted(notes()) == sorted((enqueued.id, "written") for enqueued in jobs)
+
+
+def test_hooks_after_an_atomic_success_are_left_alone_by_the_heartbeat(
+    worker: Worker, gate: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    door = gate()
+    running = worker(lease=1.5, concurrency=1)
+    made = handlers.atomic_with_slow_hook.enqueue(str(door))
+    wait_for_state(made.id, State.SUCCEEDED)
+    beat = WorkerRow.objects.get(pk=running.loop.worker_id).heartbeat_at
+    wait_for(lambda: WorkerRow.objects.get(pk=running.loop.worker_id).heartbeat_at > beat + timedelta(seconds=0.9))
+    door.open()
+    running.stop()
+    assert running.loop.counts == {State.SUCCEEDED: 1}
+    assert Stat.objects.get().succeeded == 1
+    assert "void" not in caplog.text
+
+
+def test_atomic_needs_autocommit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it atomic() commits nothing, and the success would be recorded without the writes."""
+    made = handlers.write_atomic.enqueue()
+    (job,) = transitions.claim("default", queue_name="default", slots=1, worker_id="w", lease_seconds=60)
+    attempt = Attempt(job, handlers.write_atomic, lease_clock() + 60)
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
+        connection.close()
+        outcome = executor.run(attempt, "default")
+        connection.close()
+    assert isinstance(outcome, Retried)
+    assert "autocommit" in outcome.failure.message
+    assert Job.objects.get(pk=made.id).state == State.RUNNING

@@ -34,10 +34,10 @@ wait_for = rows.wait_for
 
 
 class Running:
-    """A ``Loop`` in a thread. ``exit_code`` is None until it has ended."""
+    """A ``Loop`` in a thread. ``exit_code`` is None until it has ended. Polls, since a listener takes long to end."""
 
     def __init__(self, **options: Any) -> None:
-        options = {"using": "default", "poll_interval": 0.1, "shutdown_timeout": 10.0, **options}
+        options = {"using": "default", "listen": False, "poll_interval": 0.1, "shutdown_timeout": 10.0, **options}
         self.loop = Loop(Options(**options))
         self.exit_code: int | None = None
         self.error: BaseException | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -58,14 +58,9 @@ def test_the_token_grows_at_every_claim_whatever_comes_between() -> None:
 
 
 def test_jobs_are_claimed_by_priority_then_by_moment_then_by_id() -> None:
-    old, older = datetime(2002, 1, 1, tzinfo=UTC), datetime(2001, 1, 1, tzinfo=UTC)
-    made = ready(
-        {"priority": -5, "run_after": older},
-        {"run_after": old},
-        {"run_after": old},
-        {"run_after": older},
-        {"priority": 100},
-    )
+    made = ready({"priority": -5}, {}, {}, {}, {"priority": 100})
+    move_clock(made, "run_after", -10)
+    move_clock([made[0], made[3]], "run_after", -20)
     assert ids(claim(5)) == [made[4], made[3], made[1], made[2], made[0]]
 
 

@@ -173,7 +173,7 @@ def test_a_row_that_a_trigger_refuses_does_not_stop_the_other_499(caplog: pytest
         assert reap() == 499
         assert state_of(refused) == State.RUNNING
         assert Job.objects.filter(state=State.DEAD).count() == 499
-        assert f"job {refused}" in caplog.text
+        assert f"#{refused}" in caplog.text
         assert sum(Stat.objects.values_list("dead", flat=True)) == 499
         assert reap() == 0
     assert reap() == 1

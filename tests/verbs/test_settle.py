@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from pgqueue_django import transitions
 from pgqueue_django.conf import DAY
@@ -281,3 +281,24 @@ def test_finished_at_is_the_databases_clock(held: Claimed) -> None:
     job = Job.objects.get(pk=held.id)
     assert job.finished_at is not None
     assert timedelta(0) <= timedelta(seconds=-seconds_from_now(job.finished_at)) < timedelta(seconds=5)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whether_a_transaction_has_committed_can_be_asked() -> None:
+    with connection.cursor() as cursor:
+        with transaction.atomic():
+            cursor.execute("SELECT pg_current_xact_id()::text")
+            (id,) = cursor.fetchone()
+            assert transitions.has_committed(DB, id) is None
+        assert transitions.has_committed(DB, id) is True
+        with transaction.atomic():
+            cursor.execute("SELECT pg_current_xact_id()::text")
+            (id,) = cursor.fetchone()
+            transaction.set_rollback(True)
+        assert transitions.has_committed(DB, id) is False
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_transaction_that_this_server_never_had_has_not_committed() -> None:
+    """After a failover to a standby that lacked it."""
+    assert transitions.has_committed(DB, str(2**40)) is False

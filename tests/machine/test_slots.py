@@ -1,0 +1,82 @@
+"""Where attempts wait and who begins first: places go in the order in which attempts were offered."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pgqueue_django.outcomes import Outcome
+from pgqueue_django.transitions import Claimed
+from pgqueue_django.worker.executor import Attempt, lease_clock
+from pgqueue_django.worker.slots import Slots
+from tests.machine import handlers
+
+from .workers import REAL_DATABASE, wait_for
+
+pytestmark = REAL_DATABASE
+Gate = Callable[[], Any]
+
+
+@pytest.fixture
+def ended() -> list[int]:
+    return []
+
+
+@pytest.fixture
+def slots(worker: object, ended: list[int]) -> Iterator[Slots]:
+    def hear(attempt: Attempt, outcome: Outcome) -> None:
+        ended.append(attempt.job.id)
+
+    made = Slots(2, "default", hear)
+    yield made
+    made.close()
+
+
+def attempt(id: int, task: Any, *args: str) -> Attempt:
+    arguments = "[" + ", ".join(f'"{argument}"' for argument in args) + "]"
+    job = Claimed(id, 1, task.path, "default", arguments, "{}", 1, 5, "{}", 0.0)
+    return Attempt(job, task, lease_clock() + 60)
+
+
+def test_places_go_in_order_whether_plain_or_async(slots: Slots, gate: Gate, ended: list[int]) -> None:
+    door = gate()
+    plain = attempt(1, handlers.wait_unwritten, str(door))
+    coroutine = attempt(2, handlers.await_unwritten, str(door))
+    slots.offer([plain, coroutine, attempt(3, handlers.do_nothing)])
+    assert (slots.load, slots.waiting) == (3, 1)
+    wait_for(lambda: plain.begun_at and coroutine.begun_at)
+    assert [one.job.id for one in slots.take_back()] == [3]
+    door.open()
+    wait_for(lambda: sorted(ended) == [1, 2])
+    assert slots.load == 0
+
+
+def test_a_system_without_threads_loses_no_attempt(
+    slots: Slots, ended: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        slots.offer([attempt(1, handlers.do_nothing), attempt(2, handlers.do_nothing_async)])
+    assert slots.oldest_wait() is not None
+    assert sorted(one.job.id for one in slots.take_back()) == [1, 2]
+    assert slots.load == 0
+    slots.offer([attempt(3, handlers.do_nothing), attempt(4, handlers.do_nothing_async)])
+    wait_for(lambda: sorted(ended) == [3, 4])
+
+
+def test_many_short_attempts_on_few_places_all_end(slots: Slots, ended: list[int]) -> None:
+    for start in range(0, 400, 8):
+        slots.offer(
+            [
+                attempt(id, handlers.do_nothing if id % 3 else handlers.do_nothing_async)
+                for id in range(start, start + 8)
+            ]
+        )
+    wait_for(lambda: len(ended) == 400, 20)
+    assert slots.load == 0
