@@ -145,8 +145,7 @@ class Loop:
             self._using,
             interval=options.heartbeat,
             lease_seconds=options.lease,
-            # Without those whose success is in the row already: the fence would call them lost.
-            held=lambda: [attempt for attempt in list(self.held.values()) if not attempt.settled_inside],
+            held=lambda: list(self.held.values()),
             lost=lambda attempt, state: self.inbox.put(_Lost(attempt, state)),
             row=self._worker_row,
         )
