@@ -17,6 +17,7 @@ from pgqueue_django import enqueue_many, task_by_name
 from pgqueue_django.management.commands.pgqueue_worker import Command
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
+from pgqueue_django.worker.loop import Options
 from tests.machine import handlers
 
 from .workers import REAL_DATABASE, Process, Running, job, wait_for, wait_for_state
@@ -243,14 +244,12 @@ def test_the_command_gives_the_main_thread_back_as_it_was(worker: Worker) -> Non
     assert connections["default"] is wrapper
 
 
-def test_the_settings_are_the_defaults(worker: Worker, settings: Any) -> None:
+def test_the_settings_are_the_defaults(settings: Any) -> None:
     settings.PGQUEUE = {"LEASE": 9, "CONCURRENCY": 3, "LISTEN": False, "SHUTDOWN_TIMEOUT": 4}
     arguments = vars(Command().create_parser("manage.py", "pgqueue_worker").parse_args([]))
     assert (arguments["lease"], arguments["concurrency"], arguments["shutdown_timeout"]) == (9, 3, 4)
-    running = worker()
-    assert running.loop.options.concurrency == 3
-    assert running.loop.options.listen is False
-    assert running.loop.options.heartbeat == 3
+    options = Options(using="default")
+    assert (options.concurrency, options.listen, options.lease, options.heartbeat) == (3, False, 9, 3)
 
 
 def test_a_name_that_cannot_be_stored_does_not_stop_the_worker(drain: Drain) -> None:

@@ -1,0 +1,42 @@
+"""Read by mypy, never run: wrong calls of a task are errors. An ignore that mypy finds unused fails ``make lint``."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+from pgqueue_django import Enqueued, JobContext, enqueue, task
+
+
+@task(queue_name="billing")
+def charge(invoice_id: int, amount_cents: int = 0) -> dict[str, int]:
+    return {}
+
+
+@task
+async def remind(invoice_id: int) -> str:
+    return ""
+
+
+@task(takes_context=True)
+def export(context: JobContext, report_id: int) -> None: ...
+
+
+def right_calls() -> None:
+    assert_type(charge.enqueue(7, amount_cents=1), Enqueued)
+    charge.using(priority=3).enqueue(7)
+    remind.enqueue(7)
+    export.enqueue(7)
+    enqueue(charge, 7)
+    charge.call(7)
+
+
+def wrong_calls() -> None:
+    charge.enqueue()  # type: ignore[call-arg]
+    charge.enqueue("7")  # type: ignore[arg-type]
+    charge.using(priority=3).enqueue("7")  # type: ignore[arg-type]
+    charge.enqueue(7, amount=1)  # type: ignore[call-arg]
+    charge.using(timeout=3)  # type: ignore[call-arg]
+    remind.enqueue("7")  # type: ignore[arg-type]
+    export.enqueue("7")  # type: ignore[arg-type]
+    enqueue(charge, "7")  # type: ignore[arg-type]
+    charge.call("7")  # type: ignore[arg-type]
