@@ -64,6 +64,7 @@ class Attempt:
         "lease_until",
         "left",
         "refusals",
+        "refused_at",
         "settled_inside",
         "slot",
         "task",
@@ -87,6 +88,7 @@ class Attempt:
         self.counted = False  # such an outcome has been logged and will be in the statistics
         self.void = threading.Event()  # cancelled, timed out, or its lease is lost
         self.refusals = 0  # how often the database refused its outcome
+        self.refused_at = -1  # and how many flushes it had taken before the last time
         self.left = threading.Event()  # its handler has returned
         self.slot: Any = None  # where it runs: how slots.py interrupts it
         self.coroutine: asyncio.Task[Outcome] | None = None

@@ -18,6 +18,7 @@ import queue
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,6 +125,7 @@ class Loop:
         self._releases: list[tuple[Claimed, bool]] = []  # with: the task is unknown here
         self._samples: list[stats.Sample] = []  # of attempts that settled inside their own transaction
         self._in_doubt: tuple[str, int] | None = None  # a flush without a reply: its transaction, and its samples
+        self._flushes = 0  # that the database took
         self._not_before = 0.0  # for writes to busy rows
         self._slots = Slots(options.concurrency, self._using, self._attempt_ended)
         self._prefetch = _Prefetch(options.concurrency)
@@ -405,10 +407,8 @@ class Loop:
                 self._in_doubt = receipts[0], len(samples)
             if is_broken(error) or not batch:
                 raise
-            if len(batch) > 1:
-                # One of them is refused: each for itself, so that it takes nobody along.
-                return [pair for one in batch for pair in self._settle([one])]
-            return self._settle_refused(*batch[0], error)
+            return self._settle_each(batch) if len(batch) > 1 else self._settle_refused(*batch[0], error)
+        self._flushes += 1
         del self._samples[: len(samples)]
         newest = {item.job.id: item.job for item in sorted(settlements, key=lambda item: item.job.pair)}
         for (attempt, _), settlement in zip(batch, settlements, strict=True):
@@ -420,10 +420,23 @@ class Loop:
             (attempt, outcome) for attempt, outcome in batch if attempt.job.id in fenced.busy and self._holds(attempt)
         ]
 
+    def _settle_each(self, batch: list[tuple[Attempt, Settled]]) -> list[tuple[Attempt, Settled]]:
+        """One of them is refused: each for itself, so that it takes nobody along."""
+        before = self._flushes
+        waiting, busy = deque(batch), list[tuple[Attempt, Settled]]()
+        while waiting:
+            busy += self._settle([waiting.popleft()])
+            if len(busy) == _REFUSALS and self._flushes == before:
+                break  # it is all of them: somebody has locked the table, and each would wait for that
+        return [*waiting, *busy]
+
     def _settle_refused(self, attempt: Attempt, outcome: Settled, error: Exception) -> list[tuple[Attempt, Settled]]:
         """An outcome that the database refuses becomes a failed attempt that says so; or else the lease ends it."""
         if may_pass(error) and attempt.refusals < _REFUSALS:
-            attempt.refusals += 1
+            # What can be settled meanwhile shows that it is this one, and not a table that somebody has locked.
+            if attempt.refused_at != self._flushes:
+                attempt.refusals += 1
+                attempt.refused_at = self._flushes
             return [(attempt, outcome)]
         replacement = executor.unrecordable(attempt, error)
         settlement = attempt.settlement(replacement)
@@ -494,9 +507,13 @@ class Loop:
         except (DatabaseError, InterfaceError) as error:
             if is_broken(error):
                 raise
+            if may_pass(error):
+                return batch
             if len(batch) > 1:
                 return [pair for one in batch for pair in self._give_back([one])]
             ((job, _),) = batch
+            if self._signals:
+                self._exit_code = RELEASED
             logger.error("%s #%d cannot be given back; its lease will end it: %s", job.task, job.id, first_line(error))
         for job, _ in batch:
             if job.id in busy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -66,12 +67,17 @@ def test_the_command_prints_the_same_url_twice_and_nothing_else() -> None:
     assert {run.stdout for run in runs} == {localdb.url() + "\n"}
 
 
-def test_processes_that_start_one_server_together_get_one(tmp_path: Path) -> None:
+def test_processes_that_start_one_server_together_get_one() -> None:
     """All of them find nothing there and want to make it."""
     program = (
         "import sys, pathlib; from testproject.localdb import Server; print(Server(pathlib.Path(sys.argv[1])).url())"
     )
-    directory = tmp_path / "pg"
+    # Not below pytest's own directory: another run of it would close that to the server's account.
+    with tempfile.TemporaryDirectory(prefix="pgqueue-") as parent:
+        _race(Path(parent) / "pg", program)
+
+
+def _race(directory: Path, program: str) -> None:
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", program, str(directory)], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True

@@ -195,7 +195,7 @@ def test_a_payload_that_no_longer_fits_is_failed_and_one_that_the_handler_calls_
         task_by_name(handlers.give_async.path).enqueue(),
     ]
     by_hand = []
-    for args, kwargs in [("{}", "{}"), ("[1]", "[]"), ("[" * 2_000 + "]" * 2_000, "{}"), ("[1]", '{"a": 1e400}')]:
+    for args, kwargs in [("{}", "{}"), ("[1]", "[]"), ("[1]", '{"a": 1e400}')]:
         by_hand.append(task_by_name(path).enqueue(1))
         with connection.cursor() as cursor:
             cursor.execute(

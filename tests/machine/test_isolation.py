@@ -50,7 +50,7 @@ def test_under_debug_the_workers_own_connections_keep_no_queries(worker: Worker,
     worker(concurrency=2, listen=True)
     for enqueued in enqueue_many(handlers.do_nothing.call() for _ in range(50)):
         wait_for_state(enqueued, State.SUCCEEDED)
-    wrappers = [thing for thing in gc.get_objects() if isinstance(thing, BaseDatabaseWrapper)]
+    wrappers = [thing for thing in gc.get_objects() if issubclass(type(thing), BaseDatabaseWrapper)]
     own = [one for one in wrappers if "pgqueue" in str(one.settings_dict["OPTIONS"].get("application_name"))]
     assert len(own) >= 3
     assert [len(one.queries_log) for one in own] == [0] * len(own)

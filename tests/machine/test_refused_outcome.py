@@ -14,7 +14,7 @@ from pgqueue_django.models import Stat
 from pgqueue_django.states import State
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Running, failure, sessions, wait_for, wait_for_state
+from .workers import REAL_DATABASE, Running, always, failure, job, sessions, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Worker = Callable[..., Running]
@@ -85,12 +85,18 @@ def test_an_outcome_that_the_database_refuses_becomes_a_failed_attempt_and_takes
     for number, enqueued in enumerate(jobs):
         if number != 4:
             assert wait_for_state(enqueued, State.SUCCEEDED, timeout=5).attempts == 1
-    row = wait_for_state(jobs[4], State.RETRYING, timeout=8)
+
+    def others_go_on() -> bool:
+        wait_for_state(handlers.give.enqueue(1), State.SUCCEEDED)
+        return job(jobs[4]).state == State.RETRYING
+
+    wait_for(others_go_on, 10)
+    row = job(jobs[4])
     assert (row.attempts, row.result, failure(jobs[4])["kind"]) == (1, None, "result")
     assert "not this one" in failure(jobs[4])["message"]
     wait_for(lambda: not running.loop.held)
-    assert running.loop.counts == {State.SUCCEEDED: 10, State.RETRYING: 1}
-    assert sum(stat.succeeded for stat in Stat.objects.all()) == 10
+    assert running.loop.counts[State.RETRYING] == 1
+    assert sum(stat.succeeded for stat in Stat.objects.all()) == running.loop.counts[State.SUCCEEDED] >= 10
     assert all(len(log(enqueued)) == 1 for enqueued in jobs)
     assert running.stop() == 0
 
@@ -108,7 +114,13 @@ def test_an_outcome_for_which_nothing_can_be_recorded_is_ended_by_its_lease(
     running = worker(concurrency=2, lease=1.5)
     good = handlers.give.enqueue("y")
     wait_for_state(good, State.SUCCEEDED)
-    row = wait_for_state(refused, State.DEAD, timeout=12)
+
+    def others_go_on() -> bool:
+        wait_for_state(handlers.give.enqueue("y"), State.SUCCEEDED)
+        return job(refused).state == State.DEAD
+
+    wait_for(others_go_on, 15)
+    row = job(refused)
     assert (row.attempts, failure(refused)["kind"]) == (1, "lease_expired")
     wait_for_state(handlers.give.enqueue("z"), State.SUCCEEDED)
     assert running.stop() == 0
@@ -165,3 +177,25 @@ def test_outcomes_that_a_broken_connection_did_not_take_go_over_the_next_one(
     assert running.stop() == 0
     assert running.loop.counts == {State.SUCCEEDED: 11}
     assert sum(stat.succeeded for stat in Stat.objects.all()) == 11
+
+
+@pytest.mark.parametrize(("table", "count"), [("pgqueue_job", 1), ("pgqueue_stat", 8)])
+def test_outcomes_outlive_a_table_that_somebody_has_locked_for_long(
+    worker: Worker, gate: Gate, second_connection: psycopg.Connection[Any], table: str, count: int
+) -> None:
+    """As a migration does. Longer than any wait of ours, several times."""
+    running = worker(concurrency=8)
+    door = gate()
+    jobs = enqueue_many(handlers.wait_unwritten.call(str(door)) for _ in range(count))
+    wait_for(lambda: running.loop._slots.load == count)
+    with second_connection.transaction():
+        second_connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        door.open()
+        wait_for(lambda: running.loop._slots.load == 0)
+        always(lambda: len(running.loop.held) == count, 12)
+    for enqueued in jobs:
+        row = wait_for_state(enqueued, State.SUCCEEDED)
+        assert (row.attempts, row.history) == (1, [])
+    assert running.stop() == 0
+    assert running.loop.counts == {State.SUCCEEDED: count}
+    assert sum(stat.succeeded for stat in Stat.objects.all()) == count
