@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping
@@ -49,4 +50,12 @@ class Backoff:
         try:
             return cls(**numbers) if isinstance(numbers, Mapping) else cls()
         except (TypeError, InvalidOption):
+            return cls()
+
+    @classmethod
+    def from_text(cls, text: str) -> Backoff:
+        """From JSON text. What PostgreSQL takes and Python does not (1e5000, 10,000 brackets) gives the default."""
+        try:
+            return cls.from_numbers(json.loads(text))
+        except (ValueError, RecursionError):
             return cls()

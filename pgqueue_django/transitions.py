@@ -641,14 +641,6 @@ _GIVE_UP = f"""
 """
 
 
-def _backoff(text: str) -> Backoff:
-    """The row's numbers; what somebody broke in it gives the default, so that reaping goes on."""
-    try:
-        return Backoff.from_numbers(json.loads(text))
-    except (ValueError, RecursionError):  # JSON that PostgreSQL takes and Python does not: 1e5000, 10,000 brackets
-        return Backoff()
-
-
 def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: Failure, by: str) -> int:
     """running -> retrying or dead for jobs that this transaction has locked; the attempt stays charged.
 
@@ -660,7 +652,7 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
         dead = [row.attempts >= row.max_attempts for row in rows]
         states = [State.DEAD if is_dead else State.RETRYING for is_dead in dead]
         delays = [
-            None if is_dead else _backoff(row.backoff).delay(row.attempts)
+            None if is_dead else Backoff.from_text(row.backoff).delay(row.attempts)
             for row, is_dead in zip(rows, dead, strict=True)
         ]
         keeps = [_keep_seconds(State.DEAD) if is_dead else None for is_dead in dead]

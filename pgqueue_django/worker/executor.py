@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 import logging
 import threading
 import time
@@ -315,14 +314,7 @@ def again(attempt: Attempt, failure: Failure, delay: float | None = None) -> Set
     job = attempt.job
     if job.attempt >= job.max_attempts:
         return DeadLettered(failure)
-    return Retried(failure, _backoff(job.backoff).delay(job.attempt) if delay is None else delay)
-
-
-def _backoff(text: str) -> Backoff:
-    try:
-        return Backoff.from_numbers(json.loads(text))
-    except (ValueError, RecursionError):  # JSON that PostgreSQL takes and Python does not: 10,000 brackets
-        return Backoff()
+    return Retried(failure, Backoff.from_text(job.backoff).delay(job.attempt) if delay is None else delay)
 
 
 def timed_out(attempt: Attempt) -> Settled:
