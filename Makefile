@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.14 pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test lint docs bench clean
 
 # SECONDS=20 closes the shop by itself; without it, Ctrl-C does. DEMO_*: see python -m testproject.demo --help.
 demo: $(VENV)/.installed-demo
@@ -23,6 +23,10 @@ lint: $(VENV)/.installed-lint
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+# Hours; each script alone: $(BIN)/python -m bench.drain --quick
+bench: $(VENV)/.installed-test
+	@exec $(BIN)/python -m bench
 
 clean:
 	@if [ -x $(BIN)/python ] && [ -d .pgdata ]; then $(BIN)/python -m testproject.localdb stop; fi

@@ -1,0 +1,1 @@
+"""Other job queues, measured beside ours. Imported in their environments, too: nothing but the standard library."""

@@ -1,0 +1,6 @@
+"""The URLs that every Django project has."""
+
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]
