@@ -545,18 +545,17 @@ class Loop:
         full = False
         for name in self._supply.in_turn():
             room = self._room()
-            if room <= 0:
-                full = True
-                break
             free = max(0, min(room, self.options.concurrency - self._slots.load))
-            claimed = self._claim_from(name, free, room - free)
+            claimed = self._claim_from(name, free, room - free) if room > 0 else 0
             if claimed < free:
                 self._supply.ran_dry(name)
-            else:
-                full = True
-                if claimed < room:
-                    # Nothing more, or a last attempt, for which a slot must be free.
-                    self._prefetch.fell_short()
+                continue
+            full = True
+            if claimed < room:
+                # Nothing more, or a last attempt, for which a slot must be free.
+                self._prefetch.fell_short()
+            # Not on to the next queue with a slot that has come free meanwhile: this one comes first.
+            break
         self._supply.claimed(full)
 
     def _claim_from(self, queue_name: str, slots: int, prefetch: int) -> int:
@@ -615,7 +614,8 @@ class Loop:
         try:
             ready = Job.objects.using(self._using).filter(state=State.QUEUED)
             due = Job.objects.using(self._using).due()
-            return any(self._supply.of_mine(jobs).exists() for jobs in (ready, due))
+            # In this order: one that is promoted between the two is seen by the first.
+            return any(self._supply.of_mine(jobs).exists() for jobs in (due, ready))
         except (DatabaseError, InterfaceError):
             drop(self._using)
             return True
