@@ -569,7 +569,7 @@ def _settle(cursor: CursorWrapper, told: Mapping[int, Settlement], tokens: Mappi
     return _fence_answer(cursor, tokens, (id for (id,) in cursor.fetchall()))
 
 
-# A task that nobody here knows comes back after 30 s, then after as long as it has been waiting, up to an hour:
+# A task that nobody here knows comes back after half an hour, then after as long as it has been waiting, up to two:
 # with 100,000 of them the others must not notice. A worker that knows the task adopts it at once.
 _RELEASE = f"""
     WITH told AS MATERIALIZED (
@@ -579,8 +579,9 @@ _RELEASE = f"""
     SET state = CASE WHEN told.unknown THEN 'scheduled' ELSE 'queued' END,
         lease_expires_at = NULL, worker_id = NULL, started_at = NULL, attempts = job.attempts - 1,
         parked_at = CASE WHEN told.unknown THEN COALESCE(job.parked_at, statement_timestamp()) ELSE job.parked_at END,
-        run_after = CASE WHEN told.unknown THEN statement_timestamp() + (0.75 + random() / 2) * LEAST(interval '1 hour',
-                GREATEST(interval '30 seconds', statement_timestamp() - COALESCE(job.parked_at, statement_timestamp())))
+        run_after = CASE WHEN told.unknown THEN
+            statement_timestamp() + (0.75 + random() / 2) * LEAST(interval '2 hours',
+                GREATEST(interval '30 minutes', statement_timestamp() - COALESCE(job.parked_at, statement_timestamp())))
             ELSE job.run_after END
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
     RETURNING job.id, job.queue_name, told.unknown

@@ -58,7 +58,7 @@ def test_its_job_goes_back_uncharged_and_is_never_dead(drain: Drain, log: Callab
     row = job(unknown)
     assert (row.state, row.attempts, row.history, row.worker_id) == (State.SCHEDULED, 0, [], None)
     assert row.parked_at is not None
-    assert 20 < seconds_ahead(unknown) < 40
+    assert 1_300 < seconds_ahead(unknown) < 2_300
     assert running.loop.counts == {}
     assert not Stat.objects.exists()
     assert len(log("nowhere.at_all")) == 1
@@ -68,7 +68,7 @@ def test_its_job_goes_back_uncharged_and_is_never_dead(drain: Drain, log: Callab
 def test_the_longer_nobody_knows_it_the_longer_it_waits(drain: Drain, log: Callable[..., list[str]]) -> None:
     unknown = task_by_name("nowhere.at_all").using(max_attempts=1).enqueue()
     running = drain()
-    for waited, expected in [(0, 30), (600, 600), (3_000, 3_000), (100_000, 3_600)]:
+    for waited, expected in [(0, 1_800), (600, 1_800), (3_000, 3_000), (100_000, 7_200)]:
         with connection.cursor() as cursor:
             cursor.execute("UPDATE pgqueue_job SET parked_at = now() - make_interval(secs => %s)", [waited])
         assert transitions.run_now("default", [unknown.id])
@@ -190,7 +190,7 @@ def test_a_hundred_thousand_of_them_leave_the_others_nine_tenths_of_their_rate(d
                        statement_timestamp() + random() * make_interval(mins => %s)
                 FROM generate_series(1, 100000) number
                 """,
-                [minutes, minutes],
+                [minutes, max(30, minutes)],
             )
             cursor.execute("ANALYZE pgqueue_job")
 
