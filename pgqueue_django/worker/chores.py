@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -90,6 +91,7 @@ class Chores(threading.Thread):
         self._nudged = threading.Event()
         self._stopping = False
         self._hurried = False
+        self._adopt_at = 0.0
         self._grumbler = Grumbler("chores")
 
     def nudge(self) -> None:
@@ -131,7 +133,10 @@ class Chores(threading.Thread):
             self._promote()
         if self._take(ROLL_UP, interval=_ROLL_UP_SECONDS):
             self._roll_up()
-        adopted_all = self._adopt()
+        adopted_all = True
+        if time.monotonic() >= self._adopt_at:
+            adopted_all = self._adopt()
+            self._adopt_at = time.monotonic() + (self._interval if adopted_all else 0.0)
         wait, known = self._query(_NEXT, [_CHORES])[0]
         if known < len(_CHORES):
             self._execute(_PREPARE, [_CHORES])

@@ -187,7 +187,7 @@ def test_a_hundred_thousand_of_them_leave_the_others_nine_tenths_of_their_rate(d
                 """
                 INSERT INTO pgqueue_job (task, state, parked_at, run_after)
                 SELECT 'nowhere.task_' || number %% 20, 'scheduled', statement_timestamp() - make_interval(mins => %s),
-                       statement_timestamp() + random() * make_interval(mins => %s)
+                       date_trunc('minute', statement_timestamp() + random() * make_interval(mins => %s))
                 FROM generate_series(1, 100000) number
                 """,
                 [minutes, max(30, minutes)],
