@@ -82,6 +82,8 @@ class Server:
         with self._lock():
             if self._running()[0]:  # by another process, while this one waited
                 return
+            # At each start: it may be another virtualenv's programs than last time.
+            _make_reachable(self.directory, self.bin_dir.parent)
             if not (self.data_dir / "PG_VERSION").exists():
                 self._initialise()
             configured = int(self._postgres_program("postgres", "-C", "port", "-D", str(self.data_dir)))
@@ -150,7 +152,6 @@ class Server:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _initialise(self) -> None:
-        _make_reachable(self.directory, self.bin_dir.parent)
         shutil.rmtree(self.data_dir, ignore_errors=True)  # what a killed initdb left
         password = self.directory / "password"
         password.write_text(secrets.token_urlsafe(18) + "\n")
