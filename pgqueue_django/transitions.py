@@ -570,7 +570,7 @@ def _settle(cursor: CursorWrapper, told: Mapping[int, Settlement], tokens: Mappi
 
 
 # A task that nobody here knows comes back after half an hour, then after as long as it has been waiting, up to two:
-# with 100,000 of them the others must not notice. At full minutes, or promote would be busy with them all the time
+# with 100,000 of them the others must not notice. At full seconds, or promote would be busy with them all the time
 # (it looks when the earliest is due). A worker that knows the task adopts it at once.
 _RELEASE = f"""
     WITH told AS MATERIALIZED (
@@ -581,7 +581,7 @@ _RELEASE = f"""
         lease_expires_at = NULL, worker_id = NULL, started_at = NULL, attempts = job.attempts - 1,
         parked_at = CASE WHEN told.unknown THEN COALESCE(job.parked_at, statement_timestamp()) ELSE job.parked_at END,
         run_after = CASE WHEN told.unknown THEN
-            date_trunc('minute', statement_timestamp() + (0.75 + random() / 2) * LEAST(interval '2 hours', GREATEST(
+            date_trunc('second', statement_timestamp() + (0.75 + random() / 2) * LEAST(interval '2 hours', GREATEST(
                 interval '30 minutes', statement_timestamp() - COALESCE(job.parked_at, statement_timestamp()))))
             ELSE job.run_after END
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])

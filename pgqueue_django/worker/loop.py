@@ -582,7 +582,7 @@ class Loop:
             else:
                 attempt.ended = True
                 self._releases.append((job, True))
-        self._prefetch.claimed(attempts)
+        self._prefetch.claimed(attempts, strangers=len(claimed) - len(attempts))
         self._slots.offer(attempts)
         return len(claimed)
 
@@ -758,16 +758,29 @@ class _Prefetch:
         self._recent: set[str] = set()  # tasks of the last claims
         self._blocked = False
         self._short = False
+        self._strangers = 0
 
     def ahead(self) -> int:
-        if self._blocked or self._short or not self._recent:
+        if self._blocked or self._short:
+            return 0
+        if self._strangers:
+            return self._strangers
+        if not self._recent:
             return 0
         longest = max(self._means.get(task, float("inf")) for task in self._recent)
         return min(_PREFETCH_MOST, int(self._slots * _PREFETCH_SECONDS / max(longest, 1e-6)))
 
-    def claimed(self, attempts: Sequence[Attempt]) -> None:
+    def claimed(self, attempts: Sequence[Attempt], strangers: int) -> None:
+        """``strangers``: how many more were claimed whose task is unknown here.
+
+        While that is all there is, as after a deploy that this worker is not part of, claims double: a hundred
+        thousand of them, claimed by the slot, keep the jobs behind them waiting for minutes.
+        """
         if attempts:
             self._recent = {attempt.job.task for attempt in attempts}
+            self._strangers = 0
+        elif strangers:
+            self._strangers = min(max(0, transitions.BATCH - self._slots), 2 * max(self._strangers, self._slots))
 
     def overshot(self) -> None:
         """Jobs waited here for longer than they should: no more ahead until one has ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable
@@ -165,12 +166,35 @@ def test_max_jobs_counts_only_jobs_that_ran(worker: Worker) -> None:
     assert [job(enqueued).state for enqueued in good] == [State.SUCCEEDED, State.SUCCEEDED, State.QUEUED]
 
 
+def test_while_all_that_comes_is_unknown_claims_grow(drain: Drain, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5,000 of them in front of the others: by the slot that would be 1,250 claims, and as many releases."""
+    enqueue_many(task_by_name("nowhere.at_all").call() for _ in range(5_000))
+    good = [handlers.write.enqueue("good") for _ in range(50)]
+    sizes: list[int] = []
+
+    def counted(*args: Any, **kwargs: Any) -> list[transitions.Claimed]:
+        claimed = claim(*args, **kwargs)
+        sizes.append(len(claimed))
+        return claimed
+
+    claim = transitions.claim
+    monkeypatch.setattr(transitions, "claim", counted)
+    drain(concurrency=4)
+    assert {job(enqueued).state for enqueued in good} == {State.SUCCEEDED}
+    assert Job.objects.filter(state=State.SCHEDULED, attempts=0, parked_at__isnull=False).count() == 5_000
+    assert max(sizes) <= transitions.BATCH
+    assert len([size for size in sizes if size]) < 60
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("minutes", [1, 10, 60])
-def test_a_hundred_thousand_of_them_leave_the_others_nine_tenths_of_their_rate(drain: Drain, minutes: int) -> None:
-    """So many minutes after a deploy: each has come back as often as its delay lets it."""
-    good = 10_000
+def test_a_hundred_thousand_of_them_leave_the_others_nine_tenths_of_their_rate(
+    drain: Drain, caplog: pytest.LogCaptureFixture, minutes: int
+) -> None:
+    """So many minutes after a deploy: each has come back as often as its delay lets it, and now they trickle in."""
+    caplog.set_level(logging.WARNING, logger="pgqueue_django.worker")
+    good = 30_000
 
     def rate() -> float:
         enqueue_many(handlers.do_nothing.call() for _ in range(good))
@@ -183,24 +207,33 @@ def test_a_hundred_thousand_of_them_leave_the_others_nine_tenths_of_their_rate(d
     def park() -> None:
         with connection.cursor() as cursor:
             cursor.execute("TRUNCATE pgqueue_job")
+            # As release leaves them, at full seconds.
             cursor.execute(
                 """
                 INSERT INTO pgqueue_job (task, state, parked_at, run_after)
                 SELECT 'nowhere.task_' || number %% 20, 'scheduled', statement_timestamp() - make_interval(mins => %s),
-                       date_trunc('minute', statement_timestamp() + random() * make_interval(mins => %s))
+                       date_trunc('second', statement_timestamp() + random() * make_interval(mins => %s))
                 FROM generate_series(1, 100000) number
                 """,
                 [minutes, max(30, minutes)],
             )
-            cursor.execute("ANALYZE pgqueue_job")
+            cursor.execute("VACUUM ANALYZE pgqueue_job")
 
-    with_them, without = [], []
-    for _ in range(4):
+    def rate_with_them() -> float:
         park()
-        with_them.append(rate())
+        return rate()
+
+    def rate_without() -> float:
         with connection.cursor() as cursor:
             cursor.execute("TRUNCATE pgqueue_job")
-        without.append(rate())
+        return rate()
+
+    rate_without()  # warms up
+    with_them, without = [], []
+    for number in range(6):
+        # Whichever comes second has it a little better or worse: they take turns.
+        pair = [(with_them, rate_with_them), (without, rate_without)]
+        for rates, measure in pair if number % 2 else reversed(pair):
+            rates.append(measure())
     print(minutes, [round(one) for one in with_them], [round(one) for one in without])
-    # The first pair warms up.
-    assert statistics.median(with_them[1:]) >= 0.9 * statistics.median(without[1:])
+    assert statistics.median(with_them) >= 0.9 * statistics.median(without)
