@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import ClassVar
 
 from django.db import models
-from django.db.models import F, Q, Value
+from django.db.models import BooleanField, F, Q, Value
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -27,6 +28,12 @@ class JobQuerySet(models.QuerySet["Job"]):
     def ready(self, queue_name: str) -> JobQuerySet:
         """The queued jobs of one queue, in the order in which they are claimed."""
         return self.filter(queue_name=queue_name, state=State.QUEUED).order_by(F("priority").desc(), "run_after", "id")
+
+    def ready_after(self, queue_name: str, place: tuple[int, float, int]) -> JobQuerySet:
+        """Those of them that have the same priority and come after ``place``: priority, run_after (epoch), id."""
+        priority, run_after, id = place
+        behind = RawSQL("(run_after, id) > (to_timestamp(%s), %s)", [run_after, id], BooleanField())
+        return self.ready(queue_name).filter(behind, priority=priority)
 
     def waiting(self) -> JobQuerySet:
         """Jobs whose time has not come, or has just come; the earliest first."""

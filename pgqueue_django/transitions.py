@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import DatabaseError, DataError, connections, transaction
 from django.db.backends.utils import CursorWrapper
@@ -69,9 +69,12 @@ class Enqueued:
     created: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A job that a worker holds: what running it needs, as the claim left it in the row."""
+class Claimed(NamedTuple):
+    """A job that a worker holds: what running it needs, as the claim left it in the row.
+
+    A tuple, as are ``Settlement`` and ``stats.Sample``: one of each is made for every job, and a frozen dataclass
+    takes four times as long to make (1.2 us against 0.3).
+    """
 
     id: int
     fencing_token: int
@@ -83,14 +86,20 @@ class Claimed:
     max_attempts: int
     backoff: str  # JSON text
     pickup_seconds: float  # from when it could have run to the claim, on the database's clock
+    priority: int
+    run_after: float  # seconds since 1970, on the database's clock
 
     @property
     def pair(self) -> tuple[int, int]:
         return self.id, self.fencing_token
 
+    @property
+    def place(self) -> tuple[int, float, int]:
+        """Where it stood in its queue."""
+        return self.priority, self.run_after, self.id
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+
+class Settlement(NamedTuple):
     """An outcome on its way into the row."""
 
     job: Claimed
@@ -387,15 +396,22 @@ _CLAIM = """
         lease_expires_at = statement_timestamp() + make_interval(secs => %s),
         fencing_token = job.fencing_token + 1, attempts = job.attempts + 1
     WHERE job.id = ANY(ARRAY(SELECT id FROM taken))
-    RETURNING -job.priority, EXTRACT(EPOCH FROM job.run_after)::float8,
-        job.id, job.fencing_token, job.task, job.queue_name, job.args, job.kwargs, job.attempts,
+    RETURNING job.id, job.fencing_token, job.task, job.queue_name, job.args, job.kwargs, job.attempts,
         job.max_attempts, job.backoff,
-        GREATEST(0, EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(job.run_after, job.enqueued_at)))::float8
+        GREATEST(0, EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(job.run_after, job.enqueued_at)))::float8,
+        job.priority, EXTRACT(EPOCH FROM job.run_after)::float8
 """
 
 
 def claim(
-    using: str, *, queue_name: str, slots: int, prefetch: int = 0, worker_id: str, lease_seconds: float
+    using: str,
+    *,
+    queue_name: str,
+    slots: int,
+    prefetch: int = 0,
+    worker_id: str,
+    lease_seconds: float,
+    after: tuple[int, float, int] | None = None,
 ) -> list[Claimed]:
     """queued -> running: a lease, fencing token + 1, attempt charged. At most ``slots + prefetch`` jobs.
 
@@ -403,22 +419,26 @@ def claim(
     last attempt is taken for a free slot only, never beyond ``slots``: if this process were killed before it
     began, the attempt would be spent. The walk is cut at the first such job, not filtered: a filter would walk
     over all of them (23 ms against 0.14 with 200,000 ahead).
+
+    ``after``: only jobs behind this place, and of its priority. Where somebody's old snapshot keeps the dead
+    entries of claimed jobs in the index, a walk from its head reads all of them.
     """
     limit = min(slots + prefetch, BATCH)
     if limit < 1:
         return []
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        jobs = Job.objects.using(using)
         walk = (
-            Job.objects.using(using)
-            .ready(queue_name)
+            (jobs.ready(queue_name) if after is None else jobs.ready_after(queue_name, after))
             .select_for_update(skip_locked=True, no_key=True)
             .values_list("id", "attempts", "max_attempts", "priority", "run_after")[:limit]
         )
         # Not sql_with_params(): that one compiles for the alias "default".
         sql, params = walk.query.get_compiler(using).as_sql()
         cursor.execute(_CLAIM.format(walk=sql), [*params, slots, slots, worker_id, lease_seconds])
-        rows = sorted(cursor.fetchall())
-    return [Claimed(*row[2:]) for row in rows]
+        claimed = [Claimed._make(row) for row in cursor.fetchall()]
+    claimed.sort(key=lambda job: (-job.priority, job.run_after, job.id))
+    return claimed
 
 
 # One probe of the index per queue that has ready jobs, whatever their number.
@@ -487,7 +507,7 @@ _SETTLE = f"""
                          ELSE statement_timestamp() + make_interval(secs => told.delay) END,
         finished_at = CASE WHEN told.state <> 'retrying' THEN statement_timestamp() END,
         prune_after = {_PRUNE_AFTER},
-        result = told.result::jsonb,
+        result = CASE WHEN told.state = 'succeeded' THEN COALESCE(told.result, 'null')::jsonb END,
         history = CASE WHEN told.failure IS NULL THEN job.history ELSE {_HISTORY} END
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
     RETURNING job.id
@@ -549,24 +569,45 @@ def settle_inside(using: str, settlement: Settlement) -> Fenced:
 
 
 def _settle(cursor: CursorWrapper, told: Mapping[int, Settlement], tokens: Mapping[int, int]) -> Fenced:
-    ids = sorted(told)
-    states, delays, keeps, results, failures = [], [], [], [], []
-    for id in ids:
-        outcome = told[id].outcome
-        states.append(str(outcome.state))
-        delays.append(outcome.delay if isinstance(outcome, Retried) else None)
-        keeps.append(None if isinstance(outcome, Retried) else _keep_seconds(outcome.state))
-        results.append(outcome.result if isinstance(outcome, Succeeded) else None)
-        failures.append(None if isinstance(outcome, Succeeded) else json.dumps(outcome.failure.entry()))
+    """``told`` and ``tokens`` by id, in the order of the ids."""
     limits = conf.current()
+    keep = {state: _element(age) for state, age in limits.retention.items()}
+    states, delays, keeps = list[str](), list[str](), list[str]()
+    results, failures = list[str | None](), list[str | None]()
+    for item in told.values():
+        outcome = item.outcome
+        state = outcome.state
+        states.append(state)
+        keeps.append(keep.get(state, "NULL"))
+        if isinstance(outcome, Succeeded):
+            delays.append("NULL")
+            results.append(None if outcome.result == "null" else outcome.result)
+            failures.append(None)
+        else:
+            delays.append(_element(outcome.delay if isinstance(outcome, Retried) else None))
+            results.append(None)
+            failures.append(json.dumps(outcome.failure.entry()))
+    ids = _array(map(str, told))
     cursor.execute(
         _SETTLE,
         [
-            *(ids, [tokens[id] for id in ids], states, delays, keeps, results, failures),
+            *(ids, _array(map(str, tokens.values())), _array(states), _array(delays), _array(keeps), results, failures),
             *(limits.IDEMPOTENCY_RETENTION, limits.MAX_HISTORY, ids),
         ],
     )
     return _fence_answer(cursor, tokens, (id for (id,) in cursor.fetchall()))
+
+
+def _array(elements: Iterable[str]) -> str:
+    """Numbers, NULLs and our own words as PostgreSQL writes an array: 0.08 us an element, 0.6 as a list of psycopg's.
+
+    Not for texts of others: nothing is quoted.
+    """
+    return "{" + ",".join(elements) + "}"
+
+
+def _element(number: float | None) -> str:
+    return "NULL" if number is None else repr(float(number))
 
 
 # A task that nobody here knows comes back after half an hour, then after as long as it has been waiting, up to two:

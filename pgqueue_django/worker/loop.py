@@ -49,10 +49,12 @@ _FLUSH = 500  # outcomes in one settle
 _REFUSALS = 3  # of an outcome that may pass the next time
 _BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
 _PREFETCH_SECONDS = 0.05  # how far ahead of its slots a worker claims
-_PREFETCH_MOST = 256
+_PREFETCH_MOST = 900
 _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
 _QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
+_SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
+_HEAD_SECONDS = 1.0  # how long slow claims go on where the last one ended
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
@@ -542,11 +544,12 @@ class Loop:
             return
         if self._supply.stale:
             self._supply.refresh(transitions.ready_queues(self._using))
-        full = False
+        full, found = False, 0
         for name in self._supply.in_turn():
             room = self._room()
             free = max(0, min(room, self.options.concurrency - self._slots.load))
             claimed = self._claim_from(name, free, room - free) if room > 0 else 0
+            found += claimed
             if claimed < free:
                 self._supply.ran_dry(name)
                 continue
@@ -556,10 +559,12 @@ class Loop:
                 self._prefetch.fell_short()
             # Not on to the next queue with a slot that has come free meanwhile: this one comes first.
             break
-        self._supply.claimed(full)
+        self._supply.claimed(full=full, some=found > 0)
 
     def _claim_from(self, queue_name: str, slots: int, prefetch: int) -> int:
+        after = self._supply.resume(queue_name)
         sent_at = lease_clock()
+        began = time.monotonic()
         claimed = transitions.claim(
             self._using,
             queue_name=queue_name,
@@ -567,7 +572,19 @@ class Loop:
             prefetch=prefetch,
             worker_id=self.worker_id,
             lease_seconds=self.options.lease,
+            after=after,
         )
+        full = len(claimed) == slots + prefetch
+        self._supply.walked(queue_name, claimed[-1].place if full else None, len(claimed), time.monotonic() - began)
+        if after is not None and not full:
+            # What has other priorities, or has come back before that place, is found from the head.
+            free = max(0, slots - len(claimed))
+            self._take_on(claimed, sent_at)
+            return len(claimed) + self._claim_from(queue_name, free, slots + prefetch - len(claimed) - free)
+        self._take_on(claimed, sent_at)
+        return len(claimed)
+
+    def _take_on(self, claimed: Sequence[Claimed], sent_at: float) -> None:
         if self._left is not None:
             self._left -= len(claimed)
         attempts = []
@@ -584,7 +601,6 @@ class Loop:
                 self._releases.append((job, True))
         self._prefetch.claimed(attempts, strangers=len(claimed) - len(attempts))
         self._slots.offer(attempts)
-        return len(claimed)
 
     def _resolve(self, path: str) -> Task[Any, Any] | None:
         """None in a rolling deploy: some other worker knows the task, or soon will."""
@@ -683,8 +699,10 @@ class _Supply:
         self._poll_interval = options.poll_interval
         self._ready: list[str] = list(options.queues)
         self._believed_until = 0.0
+        self._doubtful = True
         self._pause = _FIRST_POLL
         self._told: set[str] = set()
+        self._resume: dict[str, tuple[tuple[int, float, int], float]] = {}
         self.next_claim_at = 0.0
         self.dry = False  # the last look found less than there was room for
 
@@ -698,7 +716,7 @@ class _Supply:
 
     @property
     def stale(self) -> bool:
-        return not self._named and time.monotonic() >= self._believed_until
+        return not self._named and (self._doubtful or time.monotonic() >= self._believed_until)
 
     def refresh(self, names: Sequence[str]) -> None:
         # In the order of their turns: by the alphabet, the second one would be the first after each refresh.
@@ -706,6 +724,7 @@ class _Supply:
         known = [name for name in self._ready if name in set(ready)]
         self._ready = known + [name for name in ready if name not in set(known)]
         self._believed_until = time.monotonic() + _QUEUES_SECONDS
+        self._doubtful = False
 
     def in_turn(self) -> list[str]:
         """The queues to look at: as they were named, or from a different first one each time."""
@@ -715,6 +734,26 @@ class _Supply:
             self._ready.append(self._ready.pop(0))
         return list(self._ready)
 
+    def resume(self, name: str) -> tuple[int, float, int] | None:
+        """The place in this queue to go on from; None: from its head."""
+        place, until = self._resume.get(name, (None, 0.0))
+        return place if time.monotonic() < until else None
+
+    def walked(self, name: str, place: tuple[int, float, int] | None, count: int, seconds: float) -> None:
+        """A claim has found ``count`` jobs, the last one at ``place``; None: fewer than were asked for.
+
+        While claims are slow the next ones go on from there, for a second: an old snapshot (a report, a dump)
+        keeps the dead entries of all that was claimed since at the head of the index.
+        """
+        _, until = self._resume.pop(name, (None, 0.0))
+        now = time.monotonic()
+        if place is None:
+            return
+        if now < until:
+            self._resume[name] = place, until
+        elif seconds > _SLOW_CLAIM_SECONDS and seconds > _SLOW_JOB_SECONDS * count:
+            self._resume[name] = place, now + _HEAD_SECONDS
+
     def ran_dry(self, name: str) -> None:
         if not self._named and name in self._ready:
             self._ready.remove(name)
@@ -722,21 +761,23 @@ class _Supply:
     def woken(self, hint: str | None) -> None:
         self.next_claim_at = 0.0
         self._pause = _FIRST_POLL
-        if hint is None:
-            self._believed_until = 0.0
-        elif hint not in self._ready and not self._named:
+        self._resume.clear()
+        # Who is told where the jobs are need not ask; what other queues have is asked every second all the same.
+        self._doubtful = hint is None
+        if hint is not None and hint not in self._ready and not self._named:
             self._ready.append(hint)
 
-    def claimed(self, full: bool) -> None:
-        """After a look: at once again if there was more than room for, else later and later."""
+    def claimed(self, *, full: bool, some: bool) -> None:
+        """After a look: at once again if there was more than room for, soon if there was some, else later and later."""
         self.dry = not full
-        if full:
+        if some:
             self._pause = _FIRST_POLL
+        if full:
             self.next_claim_at = 0.0
         else:
             self.next_claim_at = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, self._poll_interval)
-            self._believed_until = 0.0
+            self._doubtful = True
 
     def first_time(self, task: str) -> bool:
         if task in self._told or len(self._told) > 1000:

@@ -139,17 +139,23 @@ class Slots:
             attempt = self._waiting.popleft()
             self._busy += 1
             (self._beginning if attempt.task.is_async else self._placed).append(attempt)
-        wanted = len(self._placed) - self._coming
-        woken = min(wanted, self._idle)
-        if woken > 0:
+        self._call_thread()
+
+    def _call_thread(self) -> None:
+        """See to it that a thread comes for what is placed. Under the lock.
+
+        One at a time, and it calls the next one before it begins its attempt: if its handler waits for something,
+        that one is there at once, and if it does not, it can take what the next one would have come for.
+        """
+        if self._coming or not self._placed or self._closed:
+            return
+        if self._idle:
             # Counted here and not by the thread as it wakes: until then a second call would count on it again.
-            self._idle -= woken
-            self._coming += woken
-            self._work.notify(woken)
-        for _ in range(min(wanted - woken, self.size - self._threads)):
-            # If there can be no more, whoever ends next takes what is placed; or it is taken back.
-            if not _start(self._run_thread, name="pgqueue slot"):
-                break
+            self._idle -= 1
+            self._coming += 1
+            self._work.notify()
+        # If there can be no more, whoever ends next takes what is placed; or it is taken back.
+        elif self._threads < self.size and _start(self._run_thread, name="pgqueue slot"):
             self._threads += 1
             self._coming += 1
 
@@ -160,7 +166,7 @@ class Slots:
         try:
             executor.prepare_thread(slot.wrappers)
             while (attempt := self._next_plain(slot)) is not None:
-                outcome = executor.run(attempt, self._using)
+                outcome = executor.run(attempt, self._using, slot.wrappers)
                 self._end_in_thread(slot, attempt, outcome)
                 # Not kept until the next attempt: its arguments and its result may be large.
                 del attempt, outcome
@@ -181,6 +187,7 @@ class Slots:
                     self._coming -= 1
                     attempt = self._placed.popleft()
                     attempt.slot = slot
+                    self._call_thread()
                     return attempt
                 self._coming -= 1
                 self._idle += 1

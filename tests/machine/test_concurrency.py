@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from pgqueue_django import enqueue_many
+from pgqueue_django import enqueue_many, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
+from pgqueue_django.worker import loop
 from tests.machine import handlers
 
 from .workers import REAL_DATABASE, Running, always, job, notes, seconds, wait_for, wait_for_state
@@ -64,6 +65,40 @@ def test_jobs_run_by_priority_and_then_in_the_order_of_their_enqueueing(drain: D
     drain(concurrency=1)
     expected = sorted(enumerate(priorities), key=lambda pair: (-pair[1], pair[0]))
     assert handlers.order == [[priority, place] for place, priority in expected]
+
+
+def test_slow_claims_go_on_where_the_last_one_ended_and_look_at_the_head_again(
+    drain: Drain, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Any] = []
+
+    def watched(*args: Any, **kwargs: Any) -> list[transitions.Claimed]:
+        places.append(kwargs["after"])
+        return claim(*args, **kwargs)
+
+    claim = transitions.claim
+    monkeypatch.setattr(transitions, "claim", watched)
+    monkeypatch.setattr(loop, "_SLOW_CLAIM_SECONDS", 60.0)
+    jobs = enqueue_many(handlers.do_nothing.call() for _ in range(100))
+    drain(concurrency=2)
+    assert all_succeeded(jobs)
+    assert set(places) == {None}
+    # From here on every claim counts as slow.
+    monkeypatch.setattr(loop, "_SLOW_CLAIM_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_SLOW_JOB_SECONDS", 0.0)
+    jobs = enqueue_many(handlers.do_nothing.using(priority=n % 3).call() for n in range(300))
+    places.clear()
+    drain(concurrency=2)
+    assert all_succeeded(jobs)
+    assert None in places
+    assert any(places)
+    # No wake-up tells of what comes meanwhile, and it has the same place as the first of those.
+    backlog = enqueue_many(handlers.sleep.call(0.01) for _ in range(1_000))
+    busy = worker(concurrency=1, listen=False)
+    wait_for(lambda: busy.loop.counts.get(State.SUCCEEDED, 0) > 5)
+    urgent = handlers.do_nothing.using(priority=1).enqueue()
+    wait_for_state(urgent, State.SUCCEEDED, timeout=2.5)
+    assert not all_succeeded(backlog)
 
 
 def test_two_long_jobs_never_sit_on_one_worker_of_two(worker: Worker, gate: Gate) -> None:

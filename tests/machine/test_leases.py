@@ -127,7 +127,7 @@ def test_an_attempt_whose_lease_has_ended_does_not_start() -> None:
 
             outcome = asyncio.run(executor.run_async(attempt))
         else:
-            outcome = executor.run(attempt, "default")
+            outcome = executor.run(attempt, "default", [])
         assert outcome == Released()
         assert attempt.begun_at is None
     assert notes() == []

@@ -37,7 +37,7 @@ def slots(worker: object, ended: list[int]) -> Iterator[Slots]:
 
 def attempt(id: int, task: Any, *args: str) -> Attempt:
     arguments = "[" + ", ".join(f'"{argument}"' for argument in args) + "]"
-    job = Claimed(id, 1, task.path, "default", arguments, "{}", 1, 5, "{}", 0.0)
+    job = Claimed(id, 1, task.path, "default", arguments, "{}", 1, 5, "{}", 0.0, 0, 0.0)
     return Attempt(job, task, lease_clock() + 60)
 
 

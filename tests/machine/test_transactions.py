@@ -296,7 +296,7 @@ def test_atomic_needs_autocommit(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "AUTOCOMMIT", False)
         connection.close()
-        outcome = executor.run(attempt, "default")
+        outcome = executor.run(attempt, "default", [connection])
         connection.close()
     assert isinstance(outcome, Retried)
     assert "autocommit" in outcome.failure.message

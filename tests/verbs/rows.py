@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -106,7 +105,7 @@ def claim_one(job_id: int, *, worker_id: str = WORKER) -> Claimed:
     _set_queue(job_id, f"make-{job_id}")
     (held,) = claim(queue_name=f"make-{job_id}", worker_id=worker_id)
     _set_queue(job_id, name)
-    return replace(held, queue_name=name)
+    return held._replace(queue_name=name)
 
 
 def _set_queue(job_id: int, name: str) -> None:
@@ -128,10 +127,22 @@ def move_clock(job_ids: int | Sequence[int], column: str, seconds: float) -> Non
 
 
 def claim(
-    slots: int = 1, prefetch: int = 0, *, queue_name: str = "default", worker_id: str = WORKER, lease: float = LEASE
+    slots: int = 1,
+    prefetch: int = 0,
+    *,
+    queue_name: str = "default",
+    worker_id: str = WORKER,
+    lease: float = LEASE,
+    after: tuple[int, float, int] | None = None,
 ) -> list[Claimed]:
     return transitions.claim(
-        DB, queue_name=queue_name, slots=slots, prefetch=prefetch, worker_id=worker_id, lease_seconds=lease
+        DB,
+        queue_name=queue_name,
+        slots=slots,
+        prefetch=prefetch,
+        worker_id=worker_id,
+        lease_seconds=lease,
+        after=after,
     )
 
 
@@ -156,6 +167,8 @@ def held_by(job: Job) -> Claimed:
         job.max_attempts,
         json.dumps(job.backoff),
         0.0,
+        job.priority,
+        job.run_after.timestamp(),
     )
 
 

@@ -57,6 +57,27 @@ def test_the_token_grows_at_every_claim_whatever_comes_between() -> None:
     assert tokens == [1, 2, 3, 4, 5]
 
 
+def test_a_claim_can_go_on_behind_the_place_where_one_has_ended() -> None:
+    """To the microsecond; of the same priority alone."""
+    made = ready(*[{"priority": priority} for priority in (1, 0, 1, 1, 0, 1)])
+    with connection.cursor() as cursor:
+        for number, id in enumerate(made):
+            # A microsecond apart, and two of them at the same moment.
+            moment = min(number, 4)
+            cursor.execute(
+                "UPDATE pgqueue_job SET run_after = '2026-01-02 03:04:05.123456+00'::timestamptz "
+                "+ make_interval(secs => %s * 0.000001) WHERE id = %s",
+                [moment, id],
+            )
+    (first,) = claim()
+    assert first.id == made[0]
+    assert first.place == (1, 1767323045.123456, made[0])
+    assert ids(claim(5, after=(1, 1767323045.123458, made[2]))) == [made[3], made[5]]
+    assert ids(claim(5, after=first.place)) == [made[2]]
+    assert ids(claim(5, after=(0, 1767323045.123460, made[4] - 1))) == [made[4]]
+    assert ids(claim(5)) == [made[1]]
+
+
 def test_jobs_are_claimed_by_priority_then_by_moment_then_by_id() -> None:
     made = ready({"priority": -5}, {}, {}, {}, {"priority": 100})
     move_clock(made, "run_after", -10)

@@ -152,6 +152,12 @@ def pairs(held: list[transitions.Claimed]) -> list[tuple[int, int]]:
     return [job.pair for job in held]
 
 
+def halfway(queue_name: str) -> tuple[int, float, int]:
+    jobs = Job.objects.ready(queue_name).filter(priority=1)
+    job = jobs[jobs.count() // 2]
+    return job.priority, job.run_after.timestamp(), job.pk
+
+
 def settle_some() -> object:
     outcomes = [Succeeded("1"), Retried(BOOM, 60)]
     return transitions.settle(
@@ -174,6 +180,7 @@ VERBS: dict[str, tuple[Callable[[], object], set[str]]] = {
         {KEY},
     ),
     "claim": (lambda: claim(10, queue_name="queue-1"), {READY, PRIMARY}),
+    "claim, resumed": (lambda: claim(10, queue_name="queue-1", after=halfway("queue-1")), {READY, PRIMARY}),
     "claim, last attempts ahead": (lambda: claim(2, 20, queue_name="queue-2"), {READY, PRIMARY}),
     "heartbeat": (lambda: transitions.heartbeat(DB, pairs(running(100)), lease_seconds=LEASE), {PRIMARY}),
     "heartbeat, one job": (lambda: transitions.heartbeat(DB, pairs(running(1)), lease_seconds=LEASE), {PRIMARY}),
@@ -216,10 +223,10 @@ def test_a_verb_reaches_its_rows_by_the_indexes_made_for_it(scene: str, verb: st
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("verb", ["claim", "claim, last attempts ahead"])
+@pytest.mark.parametrize("verb", ["claim", "claim, resumed", "claim, last attempts ahead"])
 def test_a_claim_reads_no_more_than_its_limit_and_sorts_only_that(scene: str, verb: str) -> None:
     (plan,) = plans_of_verb(verb)
-    limit = {"claim": 10, "claim, last attempts ahead": 22}[verb]
+    limit = {"claim": 10, "claim, resumed": 10, "claim, last attempts ahead": 22}[verb]
     (walk,) = [node for node in plan.nodes if node.get("Index Name") == READY]
     assert walk["Actual Rows"] <= limit
     for node in plan.nodes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -273,7 +272,7 @@ def test_a_person_who_requeues_starts_the_attempts_over_but_not_the_history() ->
 
 
 def test_held_by_is_what_the_claim_said(held: Claimed) -> None:
-    assert held_by(Job.objects.get(pk=held.id)) == replace(held, pickup_seconds=0.0)
+    assert held_by(Job.objects.get(pk=held.id)) == held._replace(pickup_seconds=0.0)
 
 
 def test_finished_at_is_the_databases_clock(held: Claimed) -> None:
