@@ -90,6 +90,7 @@ class Command(BaseCommand):
             max_jobs=1 if given["once"] else given["max_jobs"],
         )
         loop = Loop(options)
+        sys.setswitchinterval(0.001)
         with _signals_stop(loop):
             _announce(loop)
             code = loop.run()
