@@ -7,7 +7,6 @@ argument that is no JSON, an option out of its range. What passes is one INSERT 
 from __future__ import annotations
 
 import inspect
-import json
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -149,7 +148,7 @@ class Task(Generic[P, R]):
             priority=self.priority,
             run_after=self.run_after,
             max_attempts=self.max_attempts or settings.MAX_ATTEMPTS,
-            backoff=json.dumps(self.backoff.numbers()),
+            backoff=self.backoff.text,
             idempotency_key=self.idempotency_key,
         )
 

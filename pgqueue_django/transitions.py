@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+import psycopg
 from django.db import DatabaseError, DataError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
@@ -37,7 +39,8 @@ logger = logging.getLogger("pgqueue_django")
 BATCH = 1000
 """Rows that one call moves at the most."""
 
-_BULK_BYTES = 4 * 1024 * 1024  # of one INSERT of enqueue_many
+_BULK_BYTES = 4 * 1024 * 1024  # of one statement of enqueue_many
+_COPY_FROM = 50  # jobs without a key: COPY takes two round trips more than INSERT, and about 12 us a row less
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -248,15 +251,124 @@ def _wake_for_new(using: str, queue_name: str, wait_seconds: float) -> None:
         wakeups.send_after_commit(using, wakeups.DUE)
 
 
+def enqueue_many(using: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    """() -> queued or scheduled, for each. All or none; answers in the order of ``jobs``.
+
+    In the caller's transaction or one of its own; a statement for each ``BATCH`` rows (or 4 MiB of arguments).
+    Jobs without a key go by COPY when they are many. The others are INSERTs, which can pass over a taken key, in
+    sorted order of the keys: two bulks with the same ones do not deadlock. ``Enqueued`` as in ``enqueue``; a key
+    that stands twice in ``jobs`` makes one job.
+    """
+    places = range(len(jobs))
+    keyless = [place for place in places if jobs[place].idempotency_key is None]
+    # One statement after another: only sorting across all of them keeps one order of keys.
+    keyed = sorted(
+        (place for place in places if jobs[place].idempotency_key is not None),
+        key=lambda place: (jobs[place].idempotency_key or "", jobs[place].task),
+    )
+    copies = list(_chunks(jobs, keyless)) if len(keyless) >= _COPY_FROM else []
+    inserts = list(_chunks(jobs, keyed if copies else keyless + keyed))
+    bulk = _Bulk(jobs)
+    with transaction.atomic(using=using, savepoint=False):
+        # Whatever the order of the statements, ids are in that of the list, and there is one moment.
+        drawn = _draw(using, len(jobs)) if copies or (keyed and len(inserts) > 1) else None
+        for chunk in copies:
+            assert drawn  # noqa: S101 - as there are copies
+            _copy_many(using, bulk, chunk, *drawn)
+        for chunk in inserts:
+            _insert_many(using, bulk, sorted(chunk), *(drawn or (None, None)))
+    for queue_name, wait_seconds in bulk.waits.items():
+        _wake_for_new(using, queue_name, wait_seconds)
+    return [bulk.answers[place] for place in places]
+
+
+@dataclass(slots=True)
+class _Bulk:
+    """The jobs of one ``enqueue_many`` and what has become of them so far; a place is an index of ``jobs``."""
+
+    jobs: Sequence[NewJob]
+    answers: dict[int, Enqueued] = field(default_factory=dict)
+    waits: dict[str, float] = field(default_factory=dict)  # the shortest of each queue, in seconds
+
+    def made(self, place: int, id: int, wait_seconds: float) -> None:
+        self.answers[place] = Enqueued(id, created=True)
+        name = self.jobs[place].queue_name
+        if wait_seconds < self.waits.get(name, math.inf):
+            self.waits[name] = wait_seconds
+
+
+def _chunks(jobs: Sequence[NewJob], places: Sequence[int]) -> Iterable[list[int]]:
+    chunk: list[int] = []
+    size = 0
+    for place in places:
+        chunk.append(place)
+        size += len(jobs[place].args) + len(jobs[place].kwargs)
+        if len(chunk) == BATCH or size >= _BULK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+# A subquery: otherwise the sequence is looked up for each row (5 us against 0.7).
+_SEQUENCE = "(SELECT pg_get_serial_sequence('pgqueue_job', 'id')::regclass)"
+
+
+def _draw(using: str, count: int) -> tuple[datetime, list[int]]:
+    """The database's clock, and ``count`` ids in ascending order."""
+    with connections[using].cursor() as cursor:
+        # In UTC: whether Django reads a moment with its zone is a matter of the project's USE_TZ.
+        cursor.execute(
+            f"SELECT statement_timestamp() AT TIME ZONE 'UTC', array_agg(nextval({_SEQUENCE})) "
+            "FROM generate_series(1, %s)",
+            [count],
+        )
+        moment, ids = cursor.fetchone()
+        return moment.replace(tzinfo=UTC), sorted(ids)
+
+
+_COPY_MANY = """
+    COPY pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff, label, enqueued_at,
+                      run_after, state) FROM STDIN
+"""
+
+
+def _copy_many(using: str, bulk: _Bulk, places: Sequence[int], now: datetime, ids: Sequence[int]) -> None:
+    """Makes jobs without keys; ``now`` and ``ids`` are those of ``_draw``.
+
+    By write_row: while psycopg writes a row the server works on those before. A row of 2 KiB so takes 50 us, with
+    all rows in one text 58, in binary 49; by ``_INSERT_MANY`` 61.
+    """
+    connection = connections[using]
+    # Django's cursor hands COPY through, but not its errors.
+    with connection.wrap_database_errors, connection.cursor() as cursor, cursor.copy(_COPY_MANY) as copy:
+        for place in places:
+            job, id = bulk.jobs[place], ids[place]
+            wait = _wait(job, now)
+            state = State.SCHEDULED if wait else State.QUEUED
+            copy.write_row(
+                (
+                    *(id, job.task, job.queue_name, job.priority, job.args, job.kwargs, job.max_attempts),
+                    *(job.backoff, job.label, now, now + wait, state.value),
+                )
+            )
+            bulk.made(place, id, wait.total_seconds())
+
+
+def _wait(job: NewJob, now: datetime) -> timedelta:
+    asked = job.run_after - now if isinstance(job.run_after, datetime) else job.run_after
+    return max(asked, timedelta()) if asked else timedelta()
+
+
 # Ids are drawn in the order of the caller's list, so that first in is first out; rows go in by key, so that
 # two bulks with the same keys wait for each other instead of deadlocking.
 _INSERT_MANY = f"""
     WITH told AS MATERIALIZED (
-        SELECT COALESCE(given.drawn, nextval(pg_get_serial_sequence('pgqueue_job', 'id'))) AS id, given.*,
+        SELECT COALESCE(given.drawn, nextval({_SEQUENCE})) AS id, given.*,
                GREATEST(bulk.moment, given.moment, bulk.moment + given.delay) AS run_after
-        FROM (SELECT COALESCE(%s::timestamptz, statement_timestamp())) AS bulk(moment),
-             unnest(%s::bigint[], %s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::int[], %s::text[],
-                    %s::text[], %s::text[], %s::timestamptz[], %s::interval[])
+        FROM (SELECT COALESCE(%b::timestamptz, statement_timestamp())) AS bulk(moment),
+             unnest(%b::bigint[], %b::text[], %b::text[], %b::int[], %b::text[], %b::text[], %b::int[], %b::text[],
+                    %b::text[], %b::text[], %b::timestamptz[], %b::interval[])
              WITH ORDINALITY AS given(drawn, task, queue_name, priority, args, kwargs, max_attempts, backoff,
                                       idempotency_key, label, moment, delay, place)
     ), made AS (
@@ -275,103 +387,63 @@ _INSERT_MANY = f"""
 """
 
 
-def enqueue_many(using: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
-    """() -> queued or scheduled, for each. All or none; answers in the order of ``jobs``.
-
-    One INSERT for each ``BATCH`` rows (or 4 MiB of arguments), in the caller's transaction or one of its own.
-    Keys are taken in sorted order, so two bulks with the same keys do not deadlock. ``Enqueued`` as in
-    ``enqueue``; a key that stands twice in ``jobs`` makes one job.
-    """
-    # One statement after another: only sorting across all of them keeps one order of keys.
-    order = sorted(range(len(jobs)), key=lambda place: (jobs[place].idempotency_key or "", jobs[place].task))
-    keyless = [place for place in range(len(jobs)) if jobs[place].idempotency_key is None]
-    keyed = [place for place in order if jobs[place].idempotency_key is not None]
-    answers: dict[int, Enqueued] = {}
-    waits: dict[str, float] = {}
-    chunks = list(_chunks(jobs, keyless + keyed))
-    drawn: list[int | None] = [None] * len(jobs)
-    moment = None
-    with transaction.atomic(using=using, savepoint=False), connections[using].cursor() as cursor:
-        if keyed and len(chunks) > 1:
-            # Statements in the order of the keys, ids and moment in the order of the list.
-            cursor.execute(
-                "SELECT statement_timestamp(), array_agg(nextval(pg_get_serial_sequence('pgqueue_job', 'id'))) "
-                "FROM generate_series(1, %s)",
-                [len(jobs)],
-            )
-            moment, ids = cursor.fetchone()
-            drawn = sorted(ids)
-        for chunk in chunks:
-            _insert_many(cursor, jobs, sorted(chunk), drawn, moment, answers, waits)
-    for queue_name, wait_seconds in waits.items():
-        _wake_for_new(using, queue_name, wait_seconds)
-    return [answers[place] for place in range(len(jobs))]
-
-
-def _chunks(jobs: Sequence[NewJob], places: Sequence[int]) -> Iterable[list[int]]:
-    chunk: list[int] = []
-    size = 0
-    for place in places:
-        chunk.append(place)
-        size += len(jobs[place].args) + len(jobs[place].kwargs)
-        if len(chunk) == BATCH or size >= _BULK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
 def _insert_many(
-    cursor: CursorWrapper,
-    jobs: Sequence[NewJob],
-    places: list[int],
-    drawn: Sequence[int | None],
-    moment: datetime | None,
-    answers: dict[int, Enqueued],
-    waits: dict[str, float],
+    using: str, bulk: _Bulk, places: Sequence[int], now: datetime | None, ids: Sequence[int] | None
 ) -> None:
-    while places:
-        rows = [jobs[place] for place in places]
-        cursor.execute(
-            _INSERT_MANY,
-            [
-                moment,
-                [drawn[place] for place in places],
-                [row.task for row in rows],
-                [row.queue_name for row in rows],
-                [row.priority for row in rows],
-                [row.args for row in rows],
-                [row.kwargs for row in rows],
-                [row.max_attempts for row in rows],
-                [row.backoff for row in rows],
-                [row.idempotency_key for row in rows],
-                [row.label for row in rows],
-                [row.run_after if isinstance(row.run_after, datetime) else None for row in rows],
-                [row.run_after if isinstance(row.run_after, timedelta) else None for row in rows],
-            ],
-        )
-        taken = []
-        for place, (_, id, created, wait_seconds) in zip(places, cursor.fetchall(), strict=True):
-            if created:
-                answers[place] = Enqueued(id, created=True)
-                name = jobs[place].queue_name
-                waits[name] = min(wait_seconds, waits.get(name, wait_seconds))
-            else:
-                taken.append(place)
-        if not taken:
-            return
-        cursor.execute(
-            """
-            SELECT told.place, job.id
-            FROM unnest(%s::text[], %s::text[], %s::int[]) AS told(task, key, place)
-            JOIN pgqueue_job job ON job.task = told.task AND job.idempotency_key = told.key
-            """,
-            [[jobs[place].task for place in taken], [jobs[place].idempotency_key for place in taken], taken],
-        )
-        for place, id in cursor.fetchall():
-            answers[place] = Enqueued(id, created=False)
-        # As in enqueue: whose winner vanished between the two statements is tried again.
-        places = [place for place in taken if place not in answers]
+    """Makes jobs with and without keys. ``now`` and ``ids`` None: the statement's own."""
+    jobs = bulk.jobs
+    with _binding_cursor(using) as cursor:
+        while places:
+            rows = [jobs[place] for place in places]
+            cursor.execute(
+                _INSERT_MANY,
+                [
+                    now,
+                    [ids[place] if ids else None for place in places],
+                    [row.task for row in rows],
+                    [row.queue_name for row in rows],
+                    [row.priority for row in rows],
+                    [row.args for row in rows],
+                    [row.kwargs for row in rows],
+                    [row.max_attempts for row in rows],
+                    [row.backoff for row in rows],
+                    [row.idempotency_key for row in rows],
+                    [row.label for row in rows],
+                    [row.run_after if isinstance(row.run_after, datetime) else None for row in rows],
+                    [row.run_after if isinstance(row.run_after, timedelta) else None for row in rows],
+                ],
+            )
+            taken = []
+            for place, (_, id, created, wait_seconds) in zip(places, cursor.fetchall(), strict=True):
+                if created:
+                    bulk.made(place, id, wait_seconds)
+                else:
+                    taken.append(place)
+            if not taken:
+                return
+            cursor.execute(
+                """
+                SELECT told.place, job.id
+                FROM unnest(%b::text[], %b::text[], %b::int[]) AS told(task, key, place)
+                JOIN pgqueue_job job ON job.task = told.task AND job.idempotency_key = told.key
+                """,
+                [[jobs[place].task for place in taken], [jobs[place].idempotency_key for place in taken], taken],
+            )
+            for place, id in cursor.fetchall():
+                bulk.answers[place] = Enqueued(id, created=False)
+            # As in enqueue: whose winner vanished between the two statements is tried again.
+            places = [place for place in taken if place not in bulk.answers]
+
+
+def _binding_cursor(using: str) -> CursorWrapper:
+    """A cursor whose parameters travel beside the statement, arrays in binary (``%b``).
+
+    Django's own writes them into its text: of 1,000 jobs of 2 KiB each took 178 us, 90 of them Python's; this
+    way 60, and 6. (All in one text for jsonb_to_recordset: 90, and 12.) For use inside a transaction.
+    """
+    connection = connections[using]
+    wrap = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
+    return wrap(psycopg.Cursor(connection.connection))  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
@@ -16,7 +17,7 @@ from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.transitions import Enqueued
 
-from .rows import DB, Rival, claim, database_now, make_job, move_clock, new, row, state_of, statements
+from .rows import DB, Rival, claim, database_now, make_job, move_clock, new, row, seconds_from_now, state_of, statements
 
 pytestmark = pytest.mark.django_db
 
@@ -32,8 +33,17 @@ def one_of_many(**options: Any) -> Enqueued:
     return transitions.enqueue_many(DB, [new(**options)])[0]
 
 
-@pytest.fixture(params=[one, one_of_many], ids=["enqueue", "enqueue_many"])
-def make(request: pytest.FixtureRequest) -> Make:
+@pytest.fixture(params=["enqueue", "enqueue_many", "enqueue_many by COPY"])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    if request.param.endswith("COPY"):
+        monkeypatch.setattr(transitions, "_COPY_FROM", 1)
+    return one if request.param == "enqueue" else one_of_many
+
+
+@pytest.fixture(params=["INSERT", "COPY"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How ``enqueue_many`` sends its jobs without keys, whatever their number."""
+    monkeypatch.setattr(transitions, "_COPY_FROM", 1 if request.param == "COPY" else 1_000_000)
     return request.param  # type: ignore[no-any-return]
 
 
@@ -49,6 +59,24 @@ def test_the_row_holds_what_was_given(make: Make) -> None:
     assert found["attempts"] == found["fencing_token"] == 0
     assert found["history"] == []
     assert found["enqueued_at"] == found["run_after"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\N", "\\.", "\\", "", "a\tb\nc\rd\x01\x7f\\e\\t \"f\" 'g' {h,NULL} %s %% $1 -- ü 漢 😀", "\\\n" * 30],
+    ids=ascii,
+)
+def test_every_text_arrives_as_it_is(make: Make, text: str) -> None:
+    found = Job.objects.get(pk=make(task=text, queue_name=text, label=text, args=[text], kwargs={text: text}).id)
+    assert (found.task, found.queue_name, found.label) == (text, text, text)
+    assert (found.args, found.kwargs) == ([text], {text: text})
+
+
+def test_numbers_of_a_payload_keep_every_digit(make: Make) -> None:
+    made = make(args="[12345678901234567890123, 0.1234567890123456789]")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT args::text FROM pgqueue_job WHERE id = %s", [made.id])
+        assert cursor.fetchone() == ("[12345678901234567890123, 0.1234567890123456789]",)
 
 
 def test_without_a_moment_a_job_is_ready_at_once(make: Make) -> None:
@@ -89,6 +117,7 @@ def test_time_does_not_stand_still_in_a_long_transaction(make: Make) -> None:
 # -- what it costs ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("make", [one, one_of_many])
 @pytest.mark.parametrize("options", [{}, KEYED, {"run_after": timedelta(hours=1)}])
 def test_enqueue_is_one_insert(make: Make, options: dict[str, Any]) -> None:
     with statements() as sent:
@@ -108,7 +137,8 @@ def test_ten_thousand_jobs_take_bounded_round_trips() -> None:
     jobs = [new(args=[number]) for number in range(10_000)]
     with statements() as sent:
         answers = transitions.enqueue_many(DB, jobs)
-    assert len(sent) == 10_000 / transitions.BATCH
+    assert len(sent) == 1 + 10_000 / transitions.BATCH
+    assert all("COPY pgqueue_job" in copy for copy in sent[1:])
     ids = [answer.id for answer in answers]
     assert ids == sorted(set(ids))
     assert list(Job.objects.order_by("id").values_list("args", flat=True)) == [[number] for number in range(10_000)]
@@ -124,11 +154,18 @@ def test_ten_thousand_jobs_with_keys_that_are_all_taken_take_bounded_round_trips
     assert not any(answer.created for answer in again)
 
 
-def test_large_arguments_are_split_over_statements_by_their_size() -> None:
+def test_large_arguments_are_split_over_statements_by_their_size(by: str) -> None:
     megabyte = f'["{"x" * 1024 * 1024}"]'
     with statements() as sent:
         transitions.enqueue_many(DB, [new(args=megabyte) for _ in range(10)])
-    assert len(sent) == 3
+    assert len([sql for sql in sent if by in sql]) == 3
+
+
+def test_a_few_jobs_are_one_insert_and_many_are_copied() -> None:
+    for count, sends in ((49, ["INSERT"]), (50, ["nextval", "COPY"])):
+        with statements() as sent:
+            transitions.enqueue_many(DB, [new() for _ in range(count)])
+        assert [word in sql for word, sql in zip(sends, sent, strict=True)] == [True] * len(sends)
 
 
 def test_no_jobs_are_no_statement() -> None:
@@ -140,13 +177,13 @@ def test_no_jobs_are_no_statement() -> None:
 # -- order -----------------------------------------------------------------------------------------------------
 
 
-def test_a_bulk_is_claimed_in_the_order_in_which_it_was_given() -> None:
+def test_a_bulk_is_claimed_in_the_order_in_which_it_was_given(by: str) -> None:
     made = transitions.enqueue_many(DB, [new() for _ in range(50)])
     assert [held.id for held in claim(50)] == [job.id for job in made]
 
 
 @pytest.mark.parametrize("batch", [1000, 3], ids=["one statement", "several statements"])
-def test_keys_do_not_change_the_order_of_a_bulk(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_do_not_change_the_order_of_a_bulk(by: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ["zebra", None, "ant", "yak", None, "bee", "cow", None, "dog", "ape"]
     with monkeypatch.context() as patch:
         patch.setattr(transitions, "BATCH", batch)
@@ -156,25 +193,62 @@ def test_keys_do_not_change_the_order_of_a_bulk(batch: int, monkeypatch: pytest.
     assert [job.args for job in held] == [f"[{place}]" for place in range(len(keys))]
 
 
-def test_a_bulk_that_takes_several_statements_has_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("keys", ["abcde", [None] * 5, ["a", None, "b", None, "c", None]])
+def test_a_bulk_that_takes_several_statements_has_one_moment(keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "BATCH", 2)
-    made = transitions.enqueue_many(DB, [new(idempotency_key=key) for key in "abcde"])
+    monkeypatch.setattr(transitions, "_COPY_FROM", 2)
+    made = transitions.enqueue_many(DB, [new(idempotency_key=key) for key in keys])
     assert len(set(Job.objects.filter(pk__in=[job.id for job in made]).values_list("run_after", flat=True))) == 1
 
 
-def test_a_bulk_has_each_jobs_own_moment_priority_and_queue() -> None:
+def test_a_bulk_has_each_jobs_own_moment_priority_and_queue(by: str) -> None:
+    summer = datetime(2099, 7, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
     jobs = [
         new(queue_name="a", priority=5),
         new(queue_name="b", run_after=timedelta(hours=1)),
-        new(queue_name="c", run_after=datetime(2099, 1, 1, tzinfo=UTC)),
+        new(queue_name="c", run_after=summer),
+        new(queue_name="d", run_after=datetime(2001, 1, 1, tzinfo=UTC)),
+        new(queue_name="e", run_after=timedelta(days=-1)),
     ]
     found = [Job.objects.get(pk=made.id) for made in transitions.enqueue_many(DB, jobs)]
     assert [(job.queue_name, job.priority, job.state) for job in found] == [
         ("a", 5, "queued"),
         ("b", 0, "scheduled"),
         ("c", 0, "scheduled"),
+        ("d", 0, "queued"),
+        ("e", 0, "queued"),
     ]
-    assert timedelta(hours=1) <= found[1].run_after - found[1].enqueued_at < timedelta(hours=1, seconds=1)
+    assert found[1].run_after - found[1].enqueued_at == timedelta(hours=1)
+    assert found[2].run_after == summer
+    assert {job.run_after for job in found[3:]} == {found[0].run_after}
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("option", "value"), [("server_side_binding", True), ("prepare_threshold", 0), ("client_encoding", "LATIN1")]
+)
+def test_a_bulk_arrives_whatever_the_connection_is_set_to(
+    by: str, option: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], option, value)
+    jobs = [new(args=["ü\t"], label="ü\n"), new(args=["ü\t"], label="ü\n", **KEYED)]
+    # Twice: from the second on a statement may be a prepared one, and the key is taken.
+    for made in Rival(lambda: [transitions.enqueue_many(DB, jobs) for _ in range(2)]).result():
+        assert [Job.objects.get(pk=job.id).args for job in made] == [["ü\t"], ["ü\t"]]
+    assert set(Job.objects.values_list("label", flat=True)) == {"ü\n"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_project_without_time_zones_has_the_same_moments(by: str, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    moment = datetime(2099, 1, 1, tzinfo=UTC)
+    jobs = [new(run_after=moment), new(run_after=timedelta(hours=1)), new()]
+    made = Rival(lambda: transitions.enqueue_many(DB, jobs)).result()
+    settings.USE_TZ, settings.TIME_ZONE = True, "UTC"
+    found = [Job.objects.get(pk=job.id) for job in made]
+    assert found[0].run_after == moment
+    assert abs(seconds_from_now(found[1].run_after) - 3600) < 5
+    assert abs(seconds_from_now(found[2].run_after)) < 5
 
 
 # -- keys ------------------------------------------------------------------------------------------------------
@@ -217,7 +291,7 @@ def test_a_key_that_stands_twice_in_a_bulk_makes_one_job() -> None:
     assert answers[1].id == answers[3].id
 
 
-def test_a_bulk_answers_in_order_with_new_and_taken_keys_mixed() -> None:
+def test_a_bulk_answers_in_order_with_new_and_taken_keys_mixed(by: str) -> None:
     taken = one(idempotency_key="b")
     answers = transitions.enqueue_many(DB, [new(idempotency_key=key) for key in ("c", "b", None, "a")])
     assert [answer.created for answer in answers] == [True, False, True, True]
@@ -303,11 +377,17 @@ def test_a_key_whose_savepoint_rolled_back_is_free_again(make: Make) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_bulk_is_made_as_a_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bulk_is_made_as_a_whole_or_not_at_all(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "BATCH", 2)
+    bad = [new(**KEYED), new(), new(), new(priority=101)]
     with pytest.raises(IntegrityError):
-        transitions.enqueue_many(DB, [new(), new(), new(priority=101)])
+        transitions.enqueue_many(DB, bad)
     assert not Job.objects.exists()
+    with transaction.atomic():
+        kept = one()
+        with pytest.raises(IntegrityError), transaction.atomic():
+            transitions.enqueue_many(DB, bad)
+    assert [job.pk for job in Job.objects.all()] == [kept.id]
 
 
 @pytest.mark.django_db(transaction=True)

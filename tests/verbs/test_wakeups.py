@@ -44,12 +44,12 @@ def forget() -> None:
 # -- when ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("many", [True, False])
-def test_a_new_job_wakes_its_queue_after_the_commit_and_not_before(heard: Heard, many: bool) -> None:
+@pytest.mark.parametrize("count", [1, 2, 100])
+def test_a_new_job_wakes_its_queue_after_the_commit_and_not_before(heard: Heard, count: int) -> None:
     with CaptureQueriesContext(connection) as captured:
         with transaction.atomic():
-            if many:
-                transitions.enqueue_many(DB, [new(queue_name="mail"), new(queue_name="mail")])
+            if count > 1:
+                transitions.enqueue_many(DB, [new(queue_name="mail") for _ in range(count)])
             else:
                 transitions.enqueue(DB, new(queue_name="mail"))
             assert heard() == []
@@ -116,6 +116,12 @@ WAKING: dict[str, tuple[Scene, Act, str | None]] = {
     "enqueue, due soon": (NOTHING, lambda _: transitions.enqueue(DB, *later(0.5)), DUE),
     "enqueue_many, far ahead": (NOTHING, lambda _: transitions.enqueue_many(DB, later(900, 3600)), None),
     "enqueue_many, one due soon": (NOTHING, lambda _: transitions.enqueue_many(DB, later(900, 0.5)), DUE),
+    "enqueue_many, fifty far ahead": (NOTHING, lambda _: transitions.enqueue_many(DB, later(*[900] * 50)), None),
+    "enqueue_many, one of fifty due soon": (
+        NOTHING,
+        lambda _: transitions.enqueue_many(DB, later(*[900] * 49, 0.5)),
+        DUE,
+    ),
     "retry, due soon": (RUNNING, lambda job: settle(held_by(job), Retried(BOOM, 0.1)), DUE),
     "retry, far ahead": (RUNNING, lambda job: settle(held_by(job), Retried(BOOM, 60)), None),
     "success": (RUNNING, lambda job: settle(held_by(job), Succeeded("1")), None),
