@@ -8,7 +8,7 @@ than the database's ``statement_timestamp()``.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import BooleanField, F, Q, Value
@@ -47,6 +47,21 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(state=State.RUNNING)
 
 
+class PayloadField(models.JSONField):
+    """PostgreSQL's ``json``: the very text that was written.
+
+    ``jsonb`` is put together at enqueue and taken apart again at claim (2 KiB to text: 15 us, of ``json`` 6), and
+    it forgets the order of keys and how a float was written. To look inside, cast: ``args::jsonb``.
+    """
+
+    def db_type(self, connection: object) -> str:
+        return "json"
+
+    def from_db_value(self, value: Any, expression: object, connection: object) -> Any:
+        # psycopg has read it; only for jsonb does Django tell it not to.
+        return value
+
+
 class Job(models.Model):
     """One request to run a task: a row that the verbs of ``transitions`` move from state to state."""
 
@@ -61,12 +76,12 @@ class Job(models.Model):
         db_default=State.QUEUED.value,
         db_comment="scheduled, queued, running, retrying, succeeded, failed, dead or cancelled",
     )
-    args = models.JSONField(
+    args = PayloadField(
         _("arguments"),
         db_default=Value([], models.JSONField()),
         db_comment="Positional arguments, a JSON array",
     )
-    kwargs = models.JSONField(
+    kwargs = PayloadField(
         _("keywords"), db_default=Value({}, models.JSONField()), db_comment="Keyword arguments, a JSON object"
     )
     run_after = models.DateTimeField(
@@ -118,7 +133,7 @@ class Job(models.Model):
         db_comment="When a worker first gave it back because it does not know the task; null: known",
     )
     progress = models.JSONField(_("progress"), null=True, db_comment="fraction and message, as of the last heartbeat")
-    result = models.JSONField(_("result"), null=True, db_comment="What the handler returned")
+    result = PayloadField(_("result"), null=True, db_comment="What the handler returned")
     history = models.JSONField(
         _("history"),
         db_default=Value([], models.JSONField()),

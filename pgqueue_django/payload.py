@@ -4,11 +4,10 @@ Owns what a payload may hold: None, bool, int, float, str (and their subclasses,
 lists) and mappings with string keys; and, where a task's parameter is annotated with one, dataclasses and
 pydantic models. It never touches the database and never imports pydantic (2.11 or later, if it is there).
 
-Invariant: a text that leaves here is one that ``jsonb`` takes and that a worker with the same code reads back
-equal. Everything else is refused with ``InvalidPayload``, which names the path and the remedy, before any SQL.
-Two things are not kept. Floats are equal as floats only: ``jsonb`` gives ``1e22`` back as the int
-10000000000000000000000, ``7.205759403792141e16`` as one whose ``float()`` it is, ``-0.0`` as ``0.0``; declare a
-dataclass's or a model's field a float where that matters. And the keys of an object come back in another order.
+Invariant: a text that leaves here is one that PostgreSQL takes and that a worker with the same code reads back
+equal: it is stored as it stands (``json``), so keys keep their order and floats every digit. Everything else is
+refused with ``InvalidPayload``, which names the path and the remedy, before any SQL. What it refuses is what
+``jsonb`` refuses, too: plain SQL may cast.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def enqueue(using: str, job: NewJob) -> Enqueued:
     sql = f"""
         INSERT INTO pgqueue_job (task, queue_name, priority, args, kwargs, max_attempts, backoff, idempotency_key,
                                  label, run_after, state)
-        SELECT %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s::jsonb, %s, %s, moment,
+        SELECT %s, %s, %s, %s::json, %s::json, %s, %s::jsonb, %s, %s, moment,
                CASE WHEN moment > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM (SELECT GREATEST({moment}, statement_timestamp())) AS given(moment)
         {_KEY_TARGET if keyed else ""}
@@ -374,7 +374,7 @@ _INSERT_MANY = f"""
     ), made AS (
         INSERT INTO pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff,
                                  idempotency_key, label, run_after, state)
-        SELECT id, task, queue_name, priority, args::jsonb, kwargs::jsonb, max_attempts, backoff::jsonb,
+        SELECT id, task, queue_name, priority, args::json, kwargs::json, max_attempts, backoff::jsonb,
                idempotency_key, label, run_after,
                CASE WHEN run_after > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM told ORDER BY idempotency_key COLLATE "C", task COLLATE "C", id
@@ -468,7 +468,7 @@ _CLAIM = """
         lease_expires_at = statement_timestamp() + make_interval(secs => %s),
         fencing_token = job.fencing_token + 1, attempts = job.attempts + 1
     WHERE job.id = ANY(ARRAY(SELECT id FROM taken))
-    RETURNING job.id, job.fencing_token, job.task, job.queue_name, job.args, job.kwargs, job.attempts,
+    RETURNING job.id, job.fencing_token, job.task, job.queue_name, job.args::text, job.kwargs::text, job.attempts,
         job.max_attempts, job.backoff,
         GREATEST(0, EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(job.run_after, job.enqueued_at)))::float8,
         job.priority, EXTRACT(EPOCH FROM job.run_after)::float8
@@ -579,7 +579,7 @@ _SETTLE = f"""
                          ELSE statement_timestamp() + make_interval(secs => told.delay) END,
         finished_at = CASE WHEN told.state <> 'retrying' THEN statement_timestamp() END,
         prune_after = {_PRUNE_AFTER},
-        result = CASE WHEN told.state = 'succeeded' THEN COALESCE(told.result, 'null')::jsonb END,
+        result = CASE WHEN told.state = 'succeeded' THEN COALESCE(told.result, 'null')::json END,
         history = CASE WHEN told.failure IS NULL THEN job.history ELSE {_HISTORY} END
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
     RETURNING job.id

@@ -74,7 +74,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "args",
-                    models.JSONField(
+                    pgqueue_django.models.PayloadField(
                         db_comment="Positional arguments, a JSON array",
                         db_default=models.Value([], models.JSONField()),
                         verbose_name="arguments",
@@ -82,7 +82,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "kwargs",
-                    models.JSONField(
+                    pgqueue_django.models.PayloadField(
                         db_comment="Keyword arguments, a JSON object",
                         db_default=models.Value({}, models.JSONField()),
                         verbose_name="keywords",
@@ -191,7 +191,7 @@ class Migration(migrations.Migration):
                         db_comment="fraction and message, as of the last heartbeat", null=True, verbose_name="progress"
                     ),
                 ),
-                ("result", models.JSONField(db_comment="What the handler returned", null=True, verbose_name="result")),
+                ("result", pgqueue_django.models.PayloadField(db_comment="What the handler returned", null=True, verbose_name="result")),
                 (
                     "history",
                     models.JSONField(

@@ -49,7 +49,7 @@ _FLUSH = 500  # outcomes in one settle
 _REFUSALS = 3  # of an outcome that may pass the next time
 _BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
 _PREFETCH_SECONDS = 0.05  # how far ahead of its slots a worker claims
-_PREFETCH_MOST = 800
+_PREFETCH_MOST = 500
 _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
 _QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
@@ -836,7 +836,8 @@ class _Prefetch:
         if attempt.begun_at is None:
             return
         self._blocked = False
-        seconds = time.monotonic() - attempt.begun_at
+        # Not until now: the loop may hear of it late, and of many at once.
+        seconds = (attempt.ended_at or time.monotonic()) - attempt.begun_at
         mean = self._means.get(attempt.job.task)
         # A long run counts at once, short ones have to convince: holding too much is worse than too little.
         self._means[attempt.job.task] = seconds if mean is None or seconds > 4 * mean else 0.9 * mean + 0.1 * seconds
