@@ -191,7 +191,12 @@ class Migration(migrations.Migration):
                         db_comment="fraction and message, as of the last heartbeat", null=True, verbose_name="progress"
                     ),
                 ),
-                ("result", pgqueue_django.models.PayloadField(db_comment="What the handler returned", null=True, verbose_name="result")),
+                (
+                    "result",
+                    pgqueue_django.models.PayloadField(
+                        db_comment="What the handler returned", null=True, verbose_name="result"
+                    ),
+                ),
                 (
                     "history",
                     models.JSONField(

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
-from django.db import IntegrityError, OperationalError, connection, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 
 from pgqueue_django import transitions
 from pgqueue_django.models import Job
@@ -236,6 +236,22 @@ def test_a_bulk_arrives_whatever_the_connection_is_set_to(
     for made in Rival(lambda: [transitions.enqueue_many(DB, jobs) for _ in range(2)]).result():
         assert [Job.objects.get(pk=job.id).args for job in made] == [["ü\t"], ["ü\t"]]
     assert set(Job.objects.values_list("label", flat=True)) == {"ü\n"}
+
+
+@pytest.mark.django_db
+def test_a_bulk_is_made_where_row_level_security_forbids_copy() -> None:
+    with connection.cursor() as cursor:
+        # Of this transaction: all of it is rolled back.
+        cursor.execute(
+            "CREATE ROLE pgqueue_tenant; GRANT ALL ON pgqueue_job TO pgqueue_tenant; "
+            "GRANT USAGE ON SEQUENCE pgqueue_job_id_seq TO pgqueue_tenant; "
+            "ALTER TABLE pgqueue_job ENABLE ROW LEVEL SECURITY; "
+            "CREATE POLICY tenants ON pgqueue_job USING (label = 'mine'); SET LOCAL ROLE pgqueue_tenant"
+        )
+    made = transitions.enqueue_many(DB, [new(label="mine") for _ in range(200)])
+    assert [job.id for job in made] == list(Job.objects.order_by("id").values_list("pk", flat=True))
+    with pytest.raises(DatabaseError, match="row-level security"):
+        transitions.enqueue_many(DB, [new(label="theirs") for _ in range(200)])
 
 
 @pytest.mark.django_db(transaction=True)
