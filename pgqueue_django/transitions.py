@@ -21,6 +21,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import psycopg
@@ -506,18 +507,28 @@ def claim(
     if limit < 1:
         return []
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        jobs = Job.objects.using(using)
-        walk = (
-            (jobs.ready(queue_name) if after is None else jobs.ready_after(queue_name, after))
-            .select_for_update(skip_locked=True, no_key=True)
-            .values_list("id", "attempts", "max_attempts", "priority", "run_after")[:limit]
-        )
-        # Not sql_with_params(): that one compiles for the alias "default".
-        sql, params = walk.query.get_compiler(using).as_sql()
-        cursor.execute(_CLAIM.format(walk=sql), [*params, slots, slots, worker_id, lease_seconds])
+        walk, params = _walk(using, queue_name, limit, after)
+        cursor.execute(_CLAIM.format(walk=walk), [*params, slots, slots, worker_id, lease_seconds])
         claimed = [Claimed._make(row) for row in cursor.fetchall()]
     claimed.sort(key=lambda job: (-job.priority, job.run_after, job.id))
     return claimed
+
+
+# Making and compiling the queryset takes 0.5 ms, a third of the claim of one job.
+@lru_cache(maxsize=1024)
+def _walk(
+    using: str, queue_name: str, limit: int, after: tuple[int, float, int] | None
+) -> tuple[str, tuple[Any, ...]]:
+    """The locking walk of a claim, as SQL with its parameters."""
+    jobs = Job.objects.using(using)
+    walk = (
+        (jobs.ready(queue_name) if after is None else jobs.ready_after(queue_name, after))
+        .select_for_update(skip_locked=True, no_key=True)
+        .values_list("id", "attempts", "max_attempts", "priority", "run_after")[:limit]
+    )
+    # Not sql_with_params(): that one compiles for the alias "default". In a transaction, which Django asks for here.
+    sql, params = walk.query.get_compiler(using).as_sql()
+    return sql, tuple(params)
 
 
 # One probe of the index per queue that has ready jobs, whatever their number.

@@ -51,7 +51,7 @@ def third_connection(transactional_db: None) -> Iterator[psycopg.Connection[Any]
 @pytest.fixture(autouse=True)
 def forget_wakeups() -> None:
     """A notification of one test must not use up the next one's allowance."""
-    wakeups._not_before.clear()
+    wakeups._spent.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ def heard(second_connection: psycopg.Connection[Any]) -> Heard:
 
 def forget() -> None:
     """The limiter's memory: what was sent a moment ago is sent again."""
-    wakeups._not_before.clear()
+    wakeups._spent.clear()
 
 
 # -- when ------------------------------------------------------------------------------------------------------
@@ -238,10 +238,11 @@ class Clock:
         return self.sent
 
 
-@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.005), (0.001, 0.02), (0.1, 2)])
-def test_the_next_one_comes_no_sooner_than_5_ms_and_20_times_its_cost(
+@pytest.mark.parametrize(("cost", "pause"), [(0.0001, 0.005), (0.001, 0.005), (0.1, 1.8)])
+def test_the_next_one_comes_no_sooner_than_5_ms_and_when_its_share_allows_it(
     cost: float, pause: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """20 times its cost, which began with it; 100 ms in advance."""
     clock = Clock(monkeypatch, cost)
     assert clock.send() == 1
     clock.now += pause * 0.99
@@ -256,8 +257,10 @@ def test_queues_do_not_use_up_each_others_allowance(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_producer_of_a_hundred_jobs_a_second_is_never_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, 0.0002)
-    for _ in range(100):
+    clock = Clock(monkeypatch, 0.0004)
+    for number in range(100):
+        # Now and then the database is busy.
+        clock.cost = 0.003 if number % 40 == 20 else 0.0004
         clock.send()
         clock.now += 0.01
     assert clock.sent == 100
@@ -268,7 +271,7 @@ def test_a_process_spends_at_most_a_twentieth_of_its_time_on_it(monkeypatch: pyt
     while clock.now < 1010:
         clock.send()
         clock.now += 0.0001
-    assert clock.sent * clock.cost <= 10 / 20
+    assert 0.4 < clock.sent * clock.cost <= (10 + 0.1) / 20 + clock.cost
 
 
 def test_threads_that_come_together_send_one(monkeypatch: pytest.MonkeyPatch) -> None:
