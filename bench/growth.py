@@ -51,10 +51,10 @@ def flags(parser: argparse.ArgumentParser) -> None:
 def fill(lab: laboratory.Lab, state: str, rows: int, *, small: bool) -> float:
     """Put the rows in that are to be in the way; how many seconds it took."""
     began = time.monotonic()
-    lab.run("CREATE TABLE bench_variant (id int PRIMARY KEY, args jsonb NOT NULL)")
+    lab.run("CREATE TABLE bench_variant (id int PRIMARY KEY, args json NOT NULL)")
     for number, order in enumerate(orders.variants()):
         args = "[{}]" if small else f"[{orders.text(order)}]"
-        lab.run("INSERT INTO bench_variant VALUES (%s, %s::jsonb)", [number, args])
+        lab.run("INSERT INTO bench_variant VALUES (%s, %s::json)", [number, args])
     if state in ("finished", "scheduled"):
         columns, values = _FINISHED if state == "finished" else _SCHEDULED
         values = values.replace("moment", "(now() - number * interval '1 millisecond')")

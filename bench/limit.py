@@ -112,10 +112,12 @@ class Script:
     def _literals(self, sql: str, params: list[Any]) -> str:
         """The statement with its parameters written into it, save for the ids and tokens of the claim."""
 
+        from pgqueue_django import transitions
+
         def literal(value: Any) -> str:
-            if value == self._captured.ids:
+            if value == transitions._array(map(str, self._captured.ids)):
                 return ":ids"
-            if value == self._captured.tokens:
+            if value == transitions._array(map(str, self._captured.tokens)):
                 return ":tokens"
             return psycopg.sql.Literal(value).as_string(self._watcher)
 
@@ -158,10 +160,10 @@ def pgbench(lab: laboratory.Lab, script: str, *, clients: int, seconds: float, p
 def backlog(lab: laboratory.Lab, jobs: int) -> None:
     """Ready jobs in plain SQL: pgbench needs more of them than enqueue_many makes in a reasonable time."""
     lab.empty()
-    lab.run("CREATE TABLE IF NOT EXISTS bench_variant (id int PRIMARY KEY, args jsonb NOT NULL)")
+    lab.run("CREATE TABLE IF NOT EXISTS bench_variant (id int PRIMARY KEY, args json NOT NULL)")
     for number, order in enumerate(orders.variants()):
         lab.run(
-            "INSERT INTO bench_variant VALUES (%s, %s::jsonb) ON CONFLICT DO NOTHING",
+            "INSERT INTO bench_variant VALUES (%s, %s::json) ON CONFLICT DO NOTHING",
             [number, f"[{orders.text(order)}]"],
         )
     lab.run(

@@ -79,7 +79,7 @@ def ways() -> dict[str, tuple[int, Callable[[], None]]]:
                 stream.write_row(texts())
 
     def values() -> None:
-        one = "(%s, %s, %s, %s, %s::jsonb, %s::jsonb, %s, %s::jsonb)"
+        one = "(%s, %s, %s, %s, %s::json, %s::json, %s, %s::jsonb)"
         with connection.cursor() as cursor:
             cursor.execute(
                 f"INSERT INTO pgqueue_job ({columns}) VALUES {', '.join([one] * BULK)} RETURNING id",
@@ -90,7 +90,7 @@ def ways() -> dict[str, tuple[int, Callable[[], None]]]:
     def unnest() -> None:
         with connection.cursor() as cursor:
             cursor.execute(
-                f"INSERT INTO pgqueue_job ({columns}) SELECT t, q, p, s, a::jsonb, k::jsonb, m, b::jsonb FROM "
+                f"INSERT INTO pgqueue_job ({columns}) SELECT t, q, p, s, a::json, k::json, m, b::jsonb FROM "
                 "unnest(%s::text[], %s::text[], %s::int[], %s::text[], %s::text[], %s::text[], %s::int[], %s::text[]) "
                 "AS given(t, q, p, s, a, k, m, b) RETURNING id",
                 [list(column) for column in zip(*(texts() for _ in range(BULK)), strict=True)],
@@ -103,7 +103,7 @@ def ways() -> dict[str, tuple[int, Callable[[], None]]]:
 
         with psycopg.Cursor(connection.connection) as cursor:
             cursor.execute(
-                f"INSERT INTO pgqueue_job ({columns}) SELECT t, q, p, s, a::jsonb, k::jsonb, m, b::jsonb FROM "
+                f"INSERT INTO pgqueue_job ({columns}) SELECT t, q, p, s, a::json, k::json, m, b::jsonb FROM "
                 "unnest(%b::text[], %b::text[], %b::int[], %b::text[], %b::text[], %b::text[], %b::int[], %b::text[]) "
                 "AS given(t, q, p, s, a, k, m, b) RETURNING id",
                 [list(column) for column in zip(*(texts() for _ in range(BULK)), strict=True)],

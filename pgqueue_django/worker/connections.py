@@ -37,7 +37,9 @@ _SOCKET = {
     "keepalives_count": 3,
 }
 
-# lock_timeout: all that ours ever wait for is another worker's short statement.
+# Ask the server to end what this process cannot: it may freeze, or its host may vanish, before a COMMIT, and its locks
+# would stay until the server's own TCP limits (two hours by default), with everybody else's chores or statistics behind
+# them. lock_timeout: all that ours ever wait for is another worker's short statement.
 _SESSION = """
     SET idle_in_transaction_session_timeout = '5s'; SET lock_timeout = '2s';
     SET default_transaction_isolation = 'read committed';
@@ -45,15 +47,22 @@ _SESSION = """
 """
 
 
+# libpq reads into 16 kB, and never makes that smaller again once a value was longer. Between two reads other threads
+# run: beside a handler that computes, a claim of 450 jobs of 2 KiB took 67 reads and 33 ms, this way 4 and 14.
+_READ_MUCH = "SELECT repeat(' ', 1000000);"
+
+
 @contextmanager
-def own_connection(using: str, role: str, *, silence: float = 20.0) -> Iterator[BaseDatabaseWrapper]:
+def own_connection(
+    using: str, role: str, *, silence: float = 20.0, reads_much: bool = False
+) -> Iterator[BaseDatabaseWrapper]:
     """Give this thread a connection of its own in ``connections[using]``, and back what it had there.
 
     Connects at its first use, and again after ``drop``. ``silence``: seconds after which TCP gives up a peer
-    that does not acknowledge what was sent.
+    that does not acknowledge what was sent. ``reads_much``: large answers are read in large pieces, for 2 MB of memory.
     """
     before = connections[using]
-    connections[using] = wrapper = _own(using, role, silence)
+    connections[using] = wrapper = _own(using, role, silence, reads_much)
     try:
         yield wrapper
     finally:
@@ -61,7 +70,7 @@ def own_connection(using: str, role: str, *, silence: float = 20.0) -> Iterator[
         connections[using] = before
 
 
-def _own(using: str, role: str, silence: float) -> BaseDatabaseWrapper:
+def _own(using: str, role: str, silence: float, reads_much: bool) -> BaseDatabaseWrapper:
     wrapper = connections.create_connection(using)
     options = {key: value for key, value in wrapper.settings_dict["OPTIONS"].items() if key != "pool"}
     wrapper.settings_dict = {
@@ -79,26 +88,23 @@ def _own(using: str, role: str, silence: float) -> BaseDatabaseWrapper:
     }
     # Under DEBUG Django keeps the last 9,000 statements of a connection, until a request ends; ours never ends.
     wrapper.queries_log = deque(maxlen=0)
-    if conf.current().LISTEN:
-        _limit_session(wrapper)
+    # Not behind a pooler, where LISTEN is off: its sessions belong to others, too.
+    limits = _SESSION if conf.current().LISTEN else ""
+    if first := limits + (_READ_MUCH if reads_much else ""):
+        _begin_with(wrapper, first)
     return wrapper
 
 
-def _limit_session(wrapper: BaseDatabaseWrapper) -> None:
-    """Ask the server to end what this process cannot: it may freeze, or its host may vanish, before a COMMIT.
-
-    Its locks would stay until the server's own TCP limits (two hours by default), and everybody else's chores or
-    statistics behind them. Not behind a pooler (LISTEN is off): its sessions belong to others, too.
-    """
+def _begin_with(wrapper: BaseDatabaseWrapper, statements: str) -> None:
     initialise = wrapper.init_connection_state
 
-    def initialise_and_limit() -> None:
+    def initialise_and_begin() -> None:
         initialise()
         with wrapper.connection.cursor() as cursor:
-            cursor.execute(_SESSION)
+            cursor.execute(statements)
         wrapper.connection.commit()
 
-    wrapper.init_connection_state = initialise_and_limit  # type: ignore[method-assign]
+    wrapper.init_connection_state = initialise_and_begin  # type: ignore[method-assign]
 
 
 def is_broken(error: BaseException) -> bool:

@@ -169,7 +169,7 @@ class Loop:
         self.inbox.put(_Stop(signal))
 
     def run(self) -> int:
-        with own_connection(self._using, "loop"):
+        with own_connection(self._using, "loop", reads_much=True):
             for thread in (self._heartbeat, self._chores, self._listener):
                 if thread is not None:
                     thread.start()
