@@ -13,7 +13,7 @@ from pgqueue_django.states import State
 
 # Pieces that only these statements have.
 CLAIM = "SET state = 'running'"
-SETTLE = "result = told.result::jsonb"
+SETTLE = "result = CASE WHEN told.state"
 HEARTBEAT = "SET lease_expires_at = statement_timestamp()"
 ENQUEUE = "INSERT INTO pgqueue_job"
 COUNT = "INSERT INTO pgqueue_stat"

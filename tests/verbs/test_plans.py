@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from pgqueue_django import transitions
+from pgqueue_django import snapshot, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Retried, Succeeded
 from pgqueue_django.states import State
@@ -23,7 +23,8 @@ from pgqueue_django.transitions import Settlement
 from .rows import BOOM, DB, LEASE, claim, connect, held_by, new
 
 READY, WAITING, RUNNING = "pgqueue_job_ready", "pgqueue_job_waiting", "pgqueue_job_running"
-PARKED, PRUNABLE, KEY, PRIMARY = "pgqueue_job_parked", "pgqueue_job_prunable", "pgqueue_job_key", "pgqueue_job_pkey"
+PARKED, BROKEN, PRUNABLE = "pgqueue_job_parked", "pgqueue_job_broken", "pgqueue_job_prunable"
+KEY, PRIMARY = "pgqueue_job_key", "pgqueue_job_pkey"
 
 # Of every 40 jobs: 20 ready in four queues, 8 waiting (1 of them due, 1 parked), 1 running, 11 finished.
 _LOAD = """
@@ -98,7 +99,12 @@ class Plan:
 
     @property
     def scanned(self) -> list[str]:
-        return [node["Relation Name"] for node in self.nodes if node["Node Type"] == "Seq Scan"]
+        # Workers and statistics are few.
+        return [
+            node["Relation Name"]
+            for node in self.nodes
+            if node["Node Type"] == "Seq Scan" and node["Relation Name"] == "pgqueue_job"
+        ]
 
     @property
     def touched(self) -> int:
@@ -201,6 +207,7 @@ VERBS: dict[str, tuple[Callable[[], object], set[str]]] = {
     "prune": (lambda: transitions.prune(DB, limit=100), {PRUNABLE, PRIMARY}),
     "ready_queues": (lambda: transitions.ready_queues(DB), {READY}),
     "parked_tasks": (lambda: transitions.parked_tasks(DB), {PARKED}),
+    "snapshot": (lambda: snapshot.take(DB), {READY, WAITING, RUNNING, BROKEN}),
 }
 
 
