@@ -44,6 +44,7 @@ from django.utils.translation import gettext_lazy as _
 
 from . import transitions
 from .models import Job, Worker
+from .payload import storable_text
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
 
@@ -549,7 +550,8 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
 
 
 def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    # Plain SQL can write surrogates, which no page can be encoded with.
+    return storable_text(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _attempts(history: Any, open_payload: bool) -> list[Attempt]:

@@ -31,7 +31,7 @@ from django.db.backends.utils import CursorWrapper
 from . import conf, stats, wakeups
 from .backoff import Backoff
 from .exceptions import InvalidOption
-from .models import Job
+from .models import Job, JobQuerySet
 from .outcomes import Failure, Kind, Retried, Settled, Succeeded
 from .states import TRANSITIONS, State
 
@@ -272,7 +272,7 @@ def enqueue_many(using: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
     bulk = _Bulk(jobs)
     with transaction.atomic(using=using, savepoint=False):
         # Whatever the order of the statements, ids are in that of the list, and there is one moment.
-        drawn = _draw(using, len(jobs)) if copies or (keyed and len(inserts) > 1) else None
+        drawn = _draw(using, len(jobs)) if copies or len(inserts) > 1 else None
         for chunk in copies:
             if drawn and drawn.may_copy:
                 _copy_many(using, bulk, chunk, drawn)
@@ -451,7 +451,8 @@ def _binding_cursor(using: str) -> CursorWrapper:
     """
     connection = connections[using]
     wrap = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
-    return wrap(psycopg.Cursor(connection.connection))  # type: ignore[arg-type]
+    # Not connection.connection: some backends choose a tenant or a role as they hand out a cursor.
+    return wrap(psycopg.Cursor(connection.cursor().connection))  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -463,7 +464,7 @@ def _binding_cursor(using: str) -> CursorWrapper:
 # Nor a join with the walk beside the array of ids: with stale statistics it reads the whole array for each row.
 # The cut is looked for once: as ``place < ALL (...)`` it was for each row, 18 us a job in claims of 450.
 _CLAIM = """
-    WITH walk (id, attempts, max_attempts, priority, run_after) AS MATERIALIZED ({walk}),
+    WITH walk (id, attempts, max_attempts, priority, run_after) AS MATERIALIZED ({walk} LIMIT %s),
     placed AS (
         SELECT id, attempts + 1 >= max_attempts AS last,
                row_number() OVER (ORDER BY priority DESC, run_after, id) AS place
@@ -508,23 +509,27 @@ def claim(
     if limit < 1:
         return []
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        walk, params = _walk(using, queue_name, limit, after)
-        cursor.execute(_CLAIM.format(walk=walk), [*params, slots, limit + 1, worker_id, lease_seconds])
+        walk, params = _head_walk(using, queue_name) if after is None else _resumed_walk(using, queue_name, after)
+        cursor.execute(_CLAIM.format(walk=walk), [*params, limit, slots, limit + 1, worker_id, lease_seconds])
         claimed = [Claimed._make(row) for row in cursor.fetchall()]
     claimed.sort(key=lambda job: (-job.priority, job.run_after, job.id))
     return claimed
 
 
 # Making and compiling the queryset takes 0.5 ms, a third of the claim of one job.
-@lru_cache(maxsize=1024)
-def _walk(using: str, queue_name: str, limit: int, after: tuple[int, float, int] | None) -> tuple[str, tuple[Any, ...]]:
-    """The locking walk of a claim, as SQL with its parameters."""
-    jobs = Job.objects.using(using)
-    walk = (
-        (jobs.ready(queue_name) if after is None else jobs.ready_after(queue_name, after))
-        .select_for_update(skip_locked=True, no_key=True)
-        .values_list("id", "attempts", "max_attempts", "priority", "run_after")[:limit]
-    )
+@lru_cache(maxsize=256)
+def _head_walk(using: str, queue_name: str) -> tuple[str, tuple[Any, ...]]:
+    return _locking(using, Job.objects.using(using).ready(queue_name))
+
+
+def _resumed_walk(using: str, queue_name: str, after: tuple[int, float, int]) -> tuple[str, tuple[Any, ...]]:
+    return _locking(using, Job.objects.using(using).ready_after(queue_name, after))
+
+
+def _locking(using: str, jobs: JobQuerySet) -> tuple[str, tuple[Any, ...]]:
+    """The walk of a claim, without its limit, as SQL with its parameters."""
+    locking = jobs.select_for_update(skip_locked=True, no_key=True)
+    walk = locking.values_list("id", "attempts", "max_attempts", "priority", "run_after")
     # Not sql_with_params(): that one compiles for the alias "default". In a transaction, which Django asks for here.
     sql, params = walk.query.get_compiler(using).as_sql()
     return sql, tuple(params)

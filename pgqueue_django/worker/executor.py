@@ -134,8 +134,11 @@ class Attempt:
         return Settlement(self.job, outcome, self.job.pickup_seconds + waited, ran)
 
 
-def run(attempt: Attempt, using: str, wrappers: Sequence[Any]) -> Outcome:
-    """Run a plain handler in this thread, each like a request of its own. ``wrappers``: see ``prepare_thread``."""
+def run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
+    """Run a plain handler in this thread, each like a request of its own.
+
+    ``wrappers``: this thread's connection objects (see ``prepare_thread``); kept up to date.
+    """
     if not attempt.begin():
         return Released()
     try:
@@ -146,8 +149,7 @@ def run(attempt: Attempt, using: str, wrappers: Sequence[Any]) -> Outcome:
         return ended_with(attempt, error)
 
 
-def _run(attempt: Attempt, using: str, wrappers: Sequence[Any]) -> Outcome:
-    # Asking ``connections`` for them three times was a fifth of an attempt that uses none.
+def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
     if _are_used(wrappers):
         _between_attempts()
     outcome: Outcome
@@ -166,6 +168,8 @@ def _run(attempt: Attempt, using: str, wrappers: Sequence[Any]) -> Outcome:
             if is_broken(error):
                 # Django keeps a session that works, even on a node that was failed over and takes no writes.
                 throw_connections_away()
+        # Once: asking three times was a fifth of an attempt that uses none. A handler may have made new ones.
+        wrappers[:] = connections.all(initialized_only=True)
         if _are_used(wrappers) and (left := left_open()):
             outcome = _transaction_left(attempt, outcome, left)
         return outcome

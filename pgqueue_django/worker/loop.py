@@ -54,7 +54,8 @@ _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
 _QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
 _SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
-_HEAD_SECONDS = 1.0  # how long slow claims go on where the last one ended
+_HEAD_SECONDS = 1.0  # how long claims then go on where the last one ended
+_WOKEN_HEAD_SECONDS = 0.1  # and after a wake-up
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
@@ -575,7 +576,8 @@ class Loop:
             after=after,
         )
         full = len(claimed) == slots + prefetch
-        self._supply.walked(queue_name, claimed[-1].place if full else None, len(claimed), time.monotonic() - began)
+        slow = time.monotonic() - began > max(_SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS * len(claimed))
+        self._supply.walked(queue_name, claimed[-1].place if full else None, resumed=after is not None, slow=slow)
         if after is not None and not full:
             # What has other priorities, or has come back before that place, is found from the head.
             free = max(0, slots - len(claimed))
@@ -739,19 +741,20 @@ class _Supply:
         place, until = self._resume.get(name, (None, 0.0))
         return place if time.monotonic() < until else None
 
-    def walked(self, name: str, place: tuple[int, float, int] | None, count: int, seconds: float) -> None:
-        """A claim has found ``count`` jobs, the last one at ``place``; None: fewer than were asked for.
+    def walked(self, name: str, place: tuple[int, float, int] | None, *, resumed: bool, slow: bool) -> None:
+        """A claim has found all that it asked for, the last one at ``place``; None: fewer.
 
-        While claims are slow the next ones go on from there, for a second: an old snapshot (a report, a dump)
-        keeps the dead entries of all that was claimed since at the head of the index.
+        If a walk from the head was slow the next ones go on from there, for a second: an old snapshot (a report,
+        a dump) keeps the dead entries of all that was claimed since at the head of the index. If such a one is
+        slow, too, then that is not why.
         """
         _, until = self._resume.pop(name, (None, 0.0))
         now = time.monotonic()
-        if place is None:
+        if place is None or (resumed and (slow or now >= until)):
             return
-        if now < until:
+        if resumed:
             self._resume[name] = place, until
-        elif seconds > _SLOW_CLAIM_SECONDS and seconds > _SLOW_JOB_SECONDS * count:
+        elif slow:
             self._resume[name] = place, now + _HEAD_SECONDS
 
     def ran_dry(self, name: str) -> None:
@@ -761,7 +764,11 @@ class _Supply:
     def woken(self, hint: str | None) -> None:
         self.next_claim_at = 0.0
         self._pause = _FIRST_POLL
-        self._resume.clear()
+        # Not at once, or each of many wake-ups would be one more walk over all dead entries.
+        soon = time.monotonic() + _WOKEN_HEAD_SECONDS
+        for name, (place, until) in list(self._resume.items()):
+            if hint is None or hint == name:
+                self._resume[name] = place, min(until, soon)
         # Who is told where the jobs are need not ask; what other queues have is asked every second all the same.
         self._doubtful = hint is None
         if hint is not None and hint not in self._ready and not self._named:
@@ -821,6 +828,7 @@ class _Prefetch:
             self._recent = {attempt.job.task for attempt in attempts}
             self._strangers = 0
         elif strangers:
+            self._short = False
             self._strangers = min(max(0, transitions.BATCH - self._slots), 2 * max(self._strangers, self._slots))
 
     def overshot(self) -> None:

@@ -277,7 +277,7 @@ def _start(target: Callable[..., None], *args: Any, name: str) -> bool:
     """Start a thread. False: the system has none left; that must cost nobody an outcome."""
     try:
         threading.Thread(target=target, args=args, name=name, daemon=True).start()
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         logger.warning("%s: %s", name, error)
         return False
     return True

@@ -375,7 +375,13 @@ def _generator() -> None:
     _generators.append(rows)
 
 
+def _replaced_and_autocommit_off() -> None:
+    del connections["default"]
+    _autocommit_off()
+
+
 LEAVES_OPEN = {
+    "another connection object, autocommit off": _replaced_and_autocommit_off,
     "atomic entered": _enter_atomic,
     "cursor BEGIN": _begin,
     "failed transaction": _failed_transaction,

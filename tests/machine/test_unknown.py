@@ -167,8 +167,12 @@ def test_max_jobs_counts_only_jobs_that_ran(worker: Worker) -> None:
 
 
 def test_while_all_that_comes_is_unknown_claims_grow(drain: Drain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5,000 of them in front of the others: by the slot that would be 1,250 claims, and as many releases."""
-    enqueue_many(task_by_name("nowhere.at_all").call() for _ in range(5_000))
+    """5,000 of them in front of the others: by the slot that would be 1,250 claims, and as many releases.
+
+    By the slot are claimed those on their last attempt alone.
+    """
+    last = task_by_name("nowhere.at_all").using(max_attempts=1)
+    enqueue_many([last.call() for _ in range(40)] + [task_by_name("nowhere.at_all").call() for _ in range(4_960)])
     good = [handlers.write.enqueue("good") for _ in range(50)]
     sizes: list[int] = []
 

@@ -193,10 +193,13 @@ def test_keys_do_not_change_the_order_of_a_bulk(by: str, batch: int, monkeypatch
     assert [job.args for job in held] == [f"[{place}]" for place in range(len(keys))]
 
 
+@pytest.mark.parametrize("copy_from", [2, 50])
 @pytest.mark.parametrize("keys", ["abcde", [None] * 5, ["a", None, "b", None, "c", None]])
-def test_a_bulk_that_takes_several_statements_has_one_moment(keys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bulk_that_takes_several_statements_has_one_moment(
+    keys: Any, copy_from: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transitions, "BATCH", 2)
-    monkeypatch.setattr(transitions, "_COPY_FROM", 2)
+    monkeypatch.setattr(transitions, "_COPY_FROM", copy_from)
     made = transitions.enqueue_many(DB, [new(idempotency_key=key) for key in keys])
     assert len(set(Job.objects.filter(pk__in=[job.id for job in made]).values_list("run_after", flat=True))) == 1
 
@@ -236,6 +239,16 @@ def test_a_bulk_arrives_whatever_the_connection_is_set_to(
     for made in Rival(lambda: [transitions.enqueue_many(DB, jobs) for _ in range(2)]).result():
         assert [Job.objects.get(pk=job.id).args for job in made] == [["ü\t"], ["ü\t"]]
     assert set(Job.objects.values_list("label", flat=True)) == {"ü\n"}
+
+
+@pytest.mark.django_db
+def test_every_bulk_takes_its_cursor_from_the_backend(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some choose the tenant's schema as they hand one out."""
+    taken = []
+    cursor = connection._cursor
+    monkeypatch.setattr(connection, "_cursor", lambda *args: taken.append(args) or cursor(*args))
+    transitions.enqueue_many(DB, [new()])
+    assert taken
 
 
 @pytest.mark.django_db

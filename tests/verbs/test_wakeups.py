@@ -251,6 +251,32 @@ def test_the_next_one_comes_no_sooner_than_5_ms_and_when_its_share_allows_it(
     assert clock.send() == 2
 
 
+def test_one_that_hung_does_not_silence_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 30.0)
+    clock.send()
+    clock.now += 2.0
+    assert clock.send() == 2
+
+
+def test_threads_add_up_what_they_spend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one of them is sending for 50 ms the others do so, too."""
+    clock = Clock(monkeypatch, 0.05)
+    inner = iter(range(4))
+    send = clock._send
+
+    def send_and_meet_others(using: str, hint: str) -> None:
+        if next(inner, None) is not None:
+            clock.now += 0.006
+            wakeups.send_limited(using, hint)
+        send(using, hint)
+
+    monkeypatch.setattr(wakeups, "send", send_and_meet_others)
+    clock.send()
+    assert clock.sent == 5
+    clock.now += 20 * clock.cost
+    assert clock.send() == 5, "what five have spent is not that of one"
+
+
 def test_queues_do_not_use_up_each_others_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, 0.001)
     assert [clock.send(name) for name in ("a", "b", "a", "b", DUE)] == [1, 2, 2, 2, 3]

@@ -79,7 +79,7 @@ class Command(BaseCommand):
             raise CommandError(f"--database {using}: not in DATABASES ({', '.join(connections)}).", returncode=2)
         _log_to_stderr()
         if getattr(self, "_called_from_command_line", False):
-            sys.setswitchinterval(_SWITCH_SECONDS)
+            sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
         autodiscover_modules("tasks")
         options = Options(
             using=using,
