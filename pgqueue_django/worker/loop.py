@@ -534,11 +534,13 @@ class Loop:
 
     def _room(self) -> int:
         """How many more jobs may be claimed: free slots, and what these will finish in a moment."""
-        room = self.options.concurrency + self._prefetch.ahead() - self._slots.load
+        load = self._slots.load
+        ahead = self._prefetch.ahead(busy=load >= self.options.concurrency)
+        room = self.options.concurrency + ahead - load
         if self._left is not None:
             room = min(room, self._left)
         # Not one by one while others wait for a slot: half of what may be ahead is one claim's worth.
-        return room if room > self._prefetch.ahead() // 2 or not self._slots.waiting else 0
+        return room if room > ahead // 2 or not self._slots.waiting else 0
 
     def _claim(self) -> None:
         if not self._may_claim() or time.monotonic() < self._supply.next_claim_at or self._room() <= 0:
@@ -807,9 +809,15 @@ class _Prefetch:
         self._blocked = False
         self._short = False
         self._strangers = 0
+        self._ended_at = 0.0
 
-    def ahead(self) -> int:
+    def ahead(self, *, busy: bool) -> int:
+        """``busy``: no slot is free."""
         if self._blocked or self._short:
+            return 0
+        if busy and time.monotonic() > self._ended_at + _PREFETCH_SECONDS:
+            # Whatever the mean says, they end nothing now: what another worker has given back for that reason
+            # would wait here for as long again.
             return 0
         if self._strangers:
             return self._strangers
@@ -844,6 +852,7 @@ class _Prefetch:
         if attempt.begun_at is None:
             return
         self._blocked = False
+        self._ended_at = time.monotonic()
         # Not until now: the loop may hear of it late, and of many at once.
         seconds = (attempt.ended_at or time.monotonic()) - attempt.begun_at
         mean = self._means.get(attempt.job.task)
