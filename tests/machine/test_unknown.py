@@ -198,7 +198,7 @@ def test_a_hundred_thousand_of_them_leave_the_others_nine_tenths_of_their_rate(
 ) -> None:
     """So many minutes after a deploy: each has come back as often as its delay lets it, and now they trickle in."""
     caplog.set_level(logging.WARNING, logger="pgqueue_django.worker")
-    good = 30_000
+    good = 100_000
 
     def rate() -> float:
         enqueue_many(handlers.do_nothing.call() for _ in range(good))
