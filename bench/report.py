@@ -353,13 +353,19 @@ def conditions(result: Result) -> str:
         f"Python {versions['python']}, Django {versions['django']}, psycopg {versions['psycopg']}",
         f"pgqueue_django {versions['pgqueue_django']}" + (f" at {versions['commit']}" if "commit" in versions else ""),
         f"{document['repeats']} run(s) of each cell, seed {document['seed']}",
+        # What was asked for, where the method names what is usual.
+        ", ".join(f"{name} {_flag(value)}" for name, value in document["flags"].items() if value is not None),
         f"load average before a run {min(loads):g} to {max(loads):g}" if loads else "no runs",
     ]
     if errors:
         parts.append(f"{errors} of {len(document['runs'])} runs failed")
     if document["quick"]:
         parts.append("**a quick look, not a measurement**")
-    return "; ".join(parts) + "."
+    return "; ".join(filter(None, parts)) + "."
+
+
+def _flag(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else f"{value}"
 
 
 def ratios(results: Sequence[Result]) -> list[str]:

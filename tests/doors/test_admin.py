@@ -457,6 +457,17 @@ def test_queries_are_as_many_whatever_the_number_of_jobs_and_none_counts(url: st
     assert numbers[0] == numbers[1]
 
 
+def test_what_plain_sql_has_written_does_not_break_the_page(browser: Browser) -> None:
+    """A surrogate is JSON to PostgreSQL, and nothing that a page can be encoded with."""
+    job = rows.make_job("dead")
+    with connection.cursor() as cursor:
+        odd = r'["\ud800", "\u0000"]'
+        cursor.execute("UPDATE pgqueue_job SET args = %s::json, result = %s::json WHERE id = %s", [odd, odd, job.pk])
+    response = browser("view_job", "view_job_payload").get(page(job))
+    assert response.status_code == 200
+    assert "ud800" in response.content.decode()
+
+
 def test_the_list_reads_no_payload(browser: Browser) -> None:
     rows.make_job()
     with CaptureQueriesContext(connection) as queries:

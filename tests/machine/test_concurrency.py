@@ -174,6 +174,24 @@ def test_long_jobs_behind_short_ones_are_given_back_within_300_milliseconds(work
     assert set(Job.objects.values_list("attempts", flat=True)) == {1}
 
 
+def test_nothing_is_claimed_ahead_of_slots_that_have_ended_nothing_for_a_while(worker: Worker, gate: Gate) -> None:
+    """Whatever the mean of before says: what another worker has given back would wait here for as long again."""
+    door, quick_door = gate(), opened(gate)
+    running = worker(concurrency=2)
+    quick = enqueue_many(handlers.wait_unwritten.call(quick_door) for _ in range(300))
+    wait_for(lambda: all_succeeded(quick))
+    for _ in range(2):
+        handlers.wait_unwritten.enqueue(str(door))
+    wait_for(lambda: len([one for one in running.loop.held.values() if one.begun_at]) == 2)
+    begun = max(one.begun_at or 0.0 for one in list(running.loop.held.values()))
+    wait_for(lambda: time.monotonic() > begun + 0.1)
+    late = enqueue_many(handlers.wait_unwritten.call(quick_door) for _ in range(20))
+    ids = [one.id for one in late]
+    always(lambda: not Job.objects.filter(pk__in=ids, fencing_token__gt=0).exists(), 0.5)
+    door.open()
+    wait_for(lambda: all_succeeded(late))
+
+
 @pytest.mark.parametrize("max_attempts", [1, 2])
 def test_a_last_attempt_is_never_claimed_ahead_of_a_free_slot(worker: Worker, gate: Gate, max_attempts: int) -> None:
     worker(concurrency=1)

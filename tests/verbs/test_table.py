@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from django.db import IntegrityError, connection, transaction
+from psycopg.types.json import set_json_loads
 
 from pgqueue_django import transitions
 from pgqueue_django.models import Job
+from pgqueue_django.outcomes import Succeeded
 from pgqueue_django.states import FINISHED, State
 
-from .rows import DB, claim, make_job, move_clock
+from .rows import DB, claim, make_job, move_clock, new
 
 pytestmark = pytest.mark.django_db
+
+ODD = ["1e22", "-0.0", "7.205759403792141e16", '"text"', '{"b": 1, "a": 2}', "null"]
 
 LEASED = "lease_expires_at = now()"
 UNLEASED = "lease_expires_at = NULL"
@@ -91,3 +98,29 @@ def test_no_index_knows_the_lease() -> None:
         indexes = [definition for (definition,) in cursor.fetchall()]
     assert len(indexes) == 8
     assert not [definition for definition in indexes if "lease_expires_at" in definition or "progress" in definition]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("loads", [None, str])
+def test_payloads_come_back_as_they_were_written_whatever_a_project_makes_of_json(loads: Any) -> None:
+    (made,) = transitions.enqueue_many(DB, [new(args=[json.loads(text) for text in ODD])])
+    (held,) = claim()
+    transitions.settle(DB, [transitions.Settlement(held, Succeeded('"a text"'))], worker_id="w")
+    if loads:
+        connection.ensure_connection()
+        set_json_loads(lambda data: loads(bytes(data), "utf-8"), connection.connection)
+    try:
+        job = Job.objects.get(pk=made.id)
+    finally:
+        connection.close()
+    assert repr(job.args) == repr([json.loads(text) for text in ODD])
+    assert job.result == "a text"
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT args::text FROM pgqueue_job WHERE id = %s", [made.id])
+        assert list(json.loads(cursor.fetchone()[0])[4]) == ["b", "a"]
+
+
+def test_jobs_can_be_distinct_and_made_by_the_orm() -> None:
+    made = Job.objects.create(task="shop.tasks.mail", args=["ü"])
+    job = Job.objects.distinct().get()
+    assert (job.pk, job.args, job.kwargs, job.result) == (made.pk, ["ü"], {}, None)
