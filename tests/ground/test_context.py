@@ -16,6 +16,9 @@ def test_a_latch_that_is_set_lets_through_at_once_and_for_ever() -> None:
     latch.set()
     assert latch.is_set()
     assert latch.wait(0.0)
+    unwaited = Latch()
+    unwaited.set()
+    assert unwaited.wait(0.0)
 
 
 def test_whoever_waits_is_let_through_whenever_it_is_set() -> None:

@@ -87,7 +87,8 @@ def test_slow_claims_go_on_where_the_last_one_ended_and_look_at_the_head_again(
     # From here on every claim counts as slow.
     monkeypatch.setattr(loop, "_SLOW_CLAIM_SECONDS", 0.0)
     monkeypatch.setattr(loop, "_SLOW_JOB_SECONDS", 0.0)
-    jobs = enqueue_many(handlers.do_nothing.using(priority=n % 3).call() for n in range(300))
+    # 10 ms each, so that there are many claims.
+    jobs = enqueue_many(handlers.sleep.using(priority=n % 3).call(0.01) for n in range(150))
     places.clear()
     drain(concurrency=2)
     assert all_succeeded(jobs)
@@ -185,6 +186,9 @@ def test_nothing_is_claimed_ahead_of_slots_that_have_ended_nothing_for_a_while(w
     wait_for(lambda: len([one for one in running.loop.held.values() if one.begun_at]) == 2)
     begun = max(one.begun_at or 0.0 for one in list(running.loop.held.values()))
     wait_for(lambda: time.monotonic() > begun + 0.1)
+    # As if its last claim had been a full one.
+    running.loop._prefetch._short = False
+    assert running.loop._prefetch.ahead(busy=False) > 0
     late = enqueue_many(handlers.wait_unwritten.call(quick_door) for _ in range(20))
     ids = [one.id for one in late]
     always(lambda: not Job.objects.filter(pk__in=ids, fencing_token__gt=0).exists(), 0.5)

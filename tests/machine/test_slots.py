@@ -54,6 +54,16 @@ def test_places_go_in_order_whether_plain_or_async(slots: Slots, gate: Gate, end
     assert slots.load == 0
 
 
+def test_attempts_that_wait_for_something_fill_all_places_at_once(slots: Slots, gate: Gate, ended: list[int]) -> None:
+    """However they came: nobody but the first thread is called for those that are offered together."""
+    door = gate()
+    together = [attempt(id, handlers.wait_unwritten, str(door)) for id in (1, 2)]
+    slots.offer(together)
+    wait_for(lambda: all(one.begun_at for one in together))
+    door.open()
+    wait_for(lambda: sorted(ended) == [1, 2])
+
+
 def test_a_system_without_threads_loses_no_attempt(
     slots: Slots, ended: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_its_job_goes_back_uncharged_and_is_never_dead(drain: Drain, log: Callab
     row = job(unknown)
     assert (row.state, row.attempts, row.history, row.worker_id) == (State.SCHEDULED, 0, [], None)
     assert row.parked_at is not None
+    assert row.run_after.microsecond == 0, "of thousands, those of one second come back together"
     assert 1_300 < seconds_ahead(unknown) < 2_300
     assert running.loop.counts == {}
     assert not Stat.objects.exists()

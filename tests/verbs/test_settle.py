@@ -63,6 +63,15 @@ def test_a_success_leaves_its_result(held: Claimed) -> None:
     assert job.started_at <= job.finished_at
 
 
+def test_a_handler_that_returned_nothing_leaves_a_null_and_a_failed_one_nothing() -> None:
+    succeeded, failed = hold(2)
+    settle(succeeded, Succeeded("null"))
+    settle(failed, Failed(BOOM))
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT result::text FROM pgqueue_job ORDER BY id")
+        assert cursor.fetchall() == [("null",), (None,)]
+
+
 def test_a_retry_waits_for_its_delay_on_the_databases_clock(held: Claimed) -> None:
     move_clock(held.id, "run_after", -1000)
     settle(held, Retried(BOOM, 60))

@@ -259,22 +259,24 @@ def test_one_that_hung_does_not_silence_its_queue(monkeypatch: pytest.MonkeyPatc
 
 
 def test_threads_add_up_what_they_spend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one of them is sending for 50 ms the others do so, too."""
-    clock = Clock(monkeypatch, 0.05)
-    inner = iter(range(4))
+    """One of them sends for 20 ms, another one for 10 of these."""
+    clock = Clock(monkeypatch, 0.01)
     send = clock._send
 
-    def send_and_meet_others(using: str, hint: str) -> None:
-        if next(inner, None) is not None:
-            clock.now += 0.006
-            wakeups.send_limited(using, hint)
-        send(using, hint)
+    def send_and_be_met(using: str, hint: str) -> None:
+        monkeypatch.setattr(wakeups, "send", send)
+        clock.now += 0.006
+        wakeups.send_limited(using, hint)
+        clock.now += 0.004
+        clock.sent += 1
 
-    monkeypatch.setattr(wakeups, "send", send_and_meet_others)
-    clock.send()
-    assert clock.sent == 5
-    clock.now += 25 * clock.cost
-    assert clock.send() == 5, "what five have spent is not that of one"
+    monkeypatch.setattr(wakeups, "send", send_and_be_met)
+    assert clock.send() == 2
+    spent = 25 * (0.02 + 0.01)
+    clock.now = 1000.0 + spent - 0.05
+    assert clock.send() == 2
+    clock.now = 1000.0 + spent
+    assert clock.send() == 3
 
 
 def test_queues_do_not_use_up_each_others_allowance(monkeypatch: pytest.MonkeyPatch) -> None:
