@@ -24,6 +24,7 @@ import psutil
 import pytest
 from verbs.rows import wait_for
 
+from pgqueue_django import views
 from testproject import localdb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,13 +255,13 @@ def test_questions_to_a_frozen_database_do_not_pile_up(site: Site) -> None:
         thread.start()
     most = 0
     while any(thread.is_alive() for thread in asking):
-        # Of the web server itself: a thread per request.
-        most = max(most, site.process.num_threads() - sum(thread.is_alive() for thread in asking) - before)
+        # Not its threads: one whose caller has its answer may still be on its way out.
+        most = max(most, sessions(site))
         time.sleep(0.02)
     assert {answer.status for answer in answers} == {503}
     # They ask all at once, of a web server on a machine with other things to do; one alone ends within 2.
     assert max(answer.seconds for answer in answers) < 6
-    assert most <= 16
+    assert 2 < most <= views.MAX_THREADS
     wait_for(lambda: site.process.num_threads() <= before + 2, 6)
 
 
