@@ -623,8 +623,7 @@ def settle(
     attempts that were settled without them (see ``settle_inside``). Outcomes are fenced and may be sent again when
     a reply was lost; samples are not: ``receipt`` hears, before the COMMIT, what to ask ``has_committed`` then.
     """
-    # Sorted: of two attempts of one job, the newer is the one that may still hold it.
-    told = {item.job.id: item for item in sorted(settlements, key=lambda item: item.job.pair)}
+    told = newest_of_each(settlements)
     tokens = {id: item.job.fencing_token for id, item in told.items()}
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         fenced = _settle(cursor, told, tokens) if told else Fenced(frozenset(), frozenset())
@@ -636,6 +635,16 @@ def settle(
     if delays and min(delays) < conf.current().CHORE_INTERVAL:
         wakeups.send_after_commit(using, wakeups.DUE)
     return fenced
+
+
+def newest_of_each(settlements: Sequence[Settlement]) -> dict[int, Settlement]:
+    """By id, in its order: of two attempts of one job, the newer is the one that may still hold it."""
+    told: dict[int, Settlement] = {}
+    for item in settlements:
+        job = item.job
+        if (other := told.get(job.id)) is None or other.job.fencing_token < job.fencing_token:
+            told[job.id] = item
+    return {id: told[id] for id in sorted(told)}
 
 
 def has_committed(using: str, transaction_id: str) -> bool | None:

@@ -413,9 +413,9 @@ class Loop:
             return self._settle_each(batch) if len(batch) > 1 else self._settle_refused(*batch[0], error)
         self._flushes += 1
         del self._samples[: len(samples)]
-        newest = {item.job.id: item.job for item in sorted(settlements, key=lambda item: item.job.pair)}
+        newest = transitions.newest_of_each(settlements)
         for (attempt, _), settlement in zip(batch, settlements, strict=True):
-            if newest[attempt.job.id] is attempt.job:
+            if newest[attempt.job.id] is settlement:
                 self._settled(attempt, settlement, fenced)
             else:
                 self._settled(attempt, settlement, Fenced(frozenset(), frozenset(), {attempt.job.id: State.RUNNING}))

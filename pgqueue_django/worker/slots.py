@@ -25,6 +25,7 @@ from pgqueue_django.worker.executor import Attempt
 logger = logging.getLogger("pgqueue_django.worker")
 
 _CANCEL_SECONDS = 2.0  # for the server to confirm that it cancels a statement
+_LOOK_SECONDS = 0.0005  # how long a thread looks on before it takes work beside others who get on
 _CLEAN_UP_SECONDS = 2.0  # for a handler to end after it was interrupted, before its next statement is cancelled
 
 
@@ -34,6 +35,7 @@ class _Slot:
     def __init__(self) -> None:
         self.wrappers: list[Any] = []
         self.broken = False
+        self.is_new = True
 
 
 class Slots:
@@ -51,6 +53,8 @@ class Slots:
         self._busy = 0  # places taken
         self._threads = 0
         self._idle = 0  # threads that wait and that nobody has woken yet
+        self._ends = 0  # plain attempts that have ended
+        self._ends_at_call = 0  # and as a thread was called for the last time
         self._coming = 0  # threads that were woken or started, or have just ended an attempt, and will look here
         self._closed = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
@@ -145,7 +149,8 @@ class Slots:
         """See to it that a thread comes for what is placed. Under the lock.
 
         One at a time, and it calls the next one before it begins its attempt: if its handler waits for something,
-        that one is there at once, and if it does not, it can take what the next one would have come for.
+        that one is there at once, and if it does not, it can take what the next one would have come for (see
+        ``_next_plain``).
         """
         if self._coming or not self._placed or self._closed:
             return
@@ -153,11 +158,13 @@ class Slots:
             # Counted here and not by the thread as it wakes: until then a second call would count on it again.
             self._idle -= 1
             self._coming += 1
+            self._ends_at_call = self._ends
             self._work.notify()
         # If there can be no more, whoever ends next takes what is placed; or it is taken back.
         elif self._threads < self.size and _start(self._run_thread, name="pgqueue slot"):
             self._threads += 1
             self._coming += 1
+            self._ends_at_call = self._ends
 
     # Threads ---------------------------------------------------------------------------------------------------
 
@@ -181,17 +188,30 @@ class Slots:
             executor.throw_connections_away()
 
     def _next_plain(self, slot: _Slot) -> Attempt | None:
+        """The next attempt for this thread, when there is one; None: no more.
+
+        A thread that was called looks on while others end attempts: handlers that never wait are done no sooner by
+        two threads than by one, but threads that compete for the interpreter cost a third of a worker's time.
+        """
         with self._lock:
+            is_called, seen = slot.is_new, self._ends_at_call
+            slot.is_new = False
             while not self._closed:
-                if self._placed:
+                if self._placed and (not is_called or self._ends == seen):
                     self._coming -= 1
                     attempt = self._placed.popleft()
                     attempt.slot = slot
                     self._call_thread()
                     return attempt
+                if self._placed:
+                    seen = self._ends
+                    # Nobody else is called meanwhile: this one is still coming.
+                    self._work.wait(_LOOK_SECONDS)
+                    continue
                 self._coming -= 1
                 self._idle += 1
                 self._work.wait()
+                is_called, seen = True, self._ends_at_call
             return None
 
     def _end_in_thread(self, slot: _Slot, attempt: Attempt, outcome: Outcome) -> None:
@@ -200,6 +220,7 @@ class Slots:
                 attempt.slot = None
                 attempt.left.set()
                 self._busy -= 1
+                self._ends += 1
                 if not slot.broken:
                     self._coming += 1
                 self._give_places()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,6 +64,21 @@ def test_attempts_that_wait_for_something_fill_all_places_at_once(slots: Slots, 
     wait_for(lambda: all(one.begun_at for one in together))
     door.open()
     wait_for(lambda: sorted(ended) == [1, 2])
+
+
+def test_handlers_that_wait_for_nothing_are_left_to_few_threads(worker: object) -> None:
+    """Threads that compete for the interpreter cost more than they bring."""
+    by_thread: Counter[int] = Counter()
+    slots = Slots(32, "default", lambda attempt, outcome: by_thread.update([threading.get_ident()]))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)  # as in a worker
+    try:
+        slots.offer([attempt(id, handlers.do_nothing) for id in range(5000)])
+        wait_for(lambda: by_thread.total() == 5000)
+    finally:
+        sys.setswitchinterval(interval)
+        slots.close()
+    assert sum(count for _, count in by_thread.most_common(4)) > 4000
 
 
 def test_a_system_without_threads_loses_no_attempt(
