@@ -21,10 +21,15 @@ logger = logging.getLogger("pgqueue_django.worker")
 
 _AGAIN_SECONDS = 0.5  # after a beat that met a row which someone holds
 
+# The first beats come sooner: workers that were started together have then counted each other.
+_FIRST_SECONDS = (1.0, 3.0)
+
 _REGISTER = """
     INSERT INTO pgqueue_worker (id, name, host, pid, queues, concurrency, running, lease_seconds)
     VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s)
     ON CONFLICT (id) DO UPDATE SET running = excluded.running, heartbeat_at = statement_timestamp()
+    RETURNING (SELECT count(*) FROM pgqueue_worker other WHERE other.id <> pgqueue_worker.id
+               AND other.heartbeat_at > statement_timestamp() - make_interval(secs => %s))
 """
 
 
@@ -54,6 +59,8 @@ class Heartbeat(threading.Thread):
         self._held = held
         self._lost = lost
         self._row = row
+        self.others = 0
+        """Other workers that are alive, whatever their queues; of the last beat."""
         self._nudged = threading.Event()
         self._stopping = False
         self._grumbler = Grumbler("heartbeat")
@@ -67,12 +74,13 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         pause = 0.0
+        first = iter(_FIRST_SECONDS)
         with own_connection(self._using, "heartbeat", silence=self._silence):
             while not self._stopping:
                 self._nudged.wait(pause)
                 self._nudged.clear()
                 if not self._stopping:
-                    pause = self._try_to_beat()
+                    pause = min(self._try_to_beat(), next(first, self._interval))
 
     def _try_to_beat(self) -> float:
         """Beat, and return the seconds until the next one."""
@@ -94,7 +102,8 @@ class Heartbeat(threading.Thread):
             part = [attempts[id] for id in ids[start : start + transitions.BATCH]]
             busy |= self._beat_for(part)
         with connections[self._using].cursor() as cursor:
-            cursor.execute(_REGISTER, self._row(len(attempts)))  # type: ignore[arg-type]
+            cursor.execute(_REGISTER, [*self._row(len(attempts)), 2 * self._interval])  # type: ignore[list-item]
+            (self.others,) = cursor.fetchone()
         return busy
 
     def _beat_for(self, attempts: list[Attempt]) -> bool:

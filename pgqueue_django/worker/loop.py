@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import queue
+import random
 import secrets
 import socket
 import time
@@ -45,13 +46,14 @@ logger = logging.getLogger("pgqueue_django.worker")
 
 CLEAN, RELEASED = 0, 7  # exit codes
 
-_FLUSH = 500  # outcomes in one settle
 _REFUSALS = 3  # of an outcome that may pass the next time
 _BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
 _PREFETCH_SECONDS = 0.05  # how far ahead of its slots a worker claims
-_PREFETCH_MOST = 800
+_PREFETCH_MOST = 960
 _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
+_FEW_WORKERS = 4  # so many may all come for one job
+_CROWD_SECONDS = 0.003  # of waiting for each of the others, where there are more
 _QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
 _SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
 _HEAD_SECONDS = 1.0  # how long claims then go on where the last one ended
@@ -220,7 +222,7 @@ class Loop:
             case _Lost(attempt, state):
                 self._take_loss(attempt, state)
             case _Woken(hint):
-                self._supply.woken(hint)
+                self._supply.woken(hint, others=self._heartbeat.others, busy=self._slots.load > 0)
             case _Stop(signal):
                 self._take_stop(signal)
 
@@ -371,7 +373,7 @@ class Loop:
             return
         self._resolve_doubt()
         while self._outcomes or (self._samples and self._in_doubt is None):
-            batch, self._outcomes = self._outcomes[:_FLUSH], self._outcomes[_FLUSH:]
+            batch, self._outcomes = self._outcomes[: transitions.BATCH], self._outcomes[transitions.BATCH :]
             try:
                 busy = self._settle(batch)
             except BaseException:
@@ -708,6 +710,8 @@ class _Supply:
         self._told: set[str] = set()
         self._resume: dict[str, tuple[tuple[int, float, int], float]] = {}
         self.next_claim_at = 0.0
+        self._woken = False  # since the last look
+        self._in_vain = False  # the last look after a wake-up found nothing
         self.dry = False  # the last look found less than there was room for
 
     def takes(self, name: str) -> bool:
@@ -763,9 +767,18 @@ class _Supply:
         if not self._named and name in self._ready:
             self._ready.remove(name)
 
-    def woken(self, hint: str | None) -> None:
-        self.next_claim_at = 0.0
-        self._pause = _FIRST_POLL
+    def woken(self, hint: str | None, *, others: int = 0, busy: bool = False) -> None:
+        """A notification came; ``hint``: for this queue, None: something may have been missed.
+
+        It wakes all workers, and one of many gets the job. So who has work, or came in vain the last time, comes
+        after a random moment that grows with their number, and makes one look of all notifications until then; the
+        first of them is there after 3 ms, and who had the last job and is idle again comes at once.
+        """
+        window = _CROWD_SECONDS * max(0, others - _FEW_WORKERS) if hint is not None and (busy or self._in_vain) else 0.0
+        wait = random.random() * window  # noqa: S311
+        self.next_claim_at = min(self.next_claim_at, time.monotonic() + wait) if wait else 0.0
+        self._pause = min(max(_FIRST_POLL, window), self._poll_interval)
+        self._woken = True
         # Not at once, or each of many wake-ups would be one more walk over all dead entries.
         soon = time.monotonic() + _WOKEN_HEAD_SECONDS
         for name, (place, until) in list(self._resume.items()):
@@ -781,6 +794,10 @@ class _Supply:
         self.dry = not full
         if some:
             self._pause = _FIRST_POLL
+            self._in_vain = False
+        elif self._woken:
+            self._in_vain = True
+        self._woken = False
         if full:
             self.next_claim_at = 0.0
         else:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from pgqueue_django import transitions
+from pgqueue_django import transitions, wakeups
+from pgqueue_django.models import Worker as WorkerRow
 from pgqueue_django.states import State
+from pgqueue_django.worker import loop
 from tests.machine import handlers
 
 from .workers import REAL_DATABASE, Running, always, job, notes, sessions, wait_for, wait_for_state
@@ -155,3 +157,60 @@ def test_jobs_that_have_become_ready_wake_their_worker(worker: Worker, settings:
         (id,) = cursor.fetchone()
     wait_for(lambda: notes("ran") == [(id, "ran")], 3)
     assert pickup_seconds(id) < 1
+
+
+def with_others(running: Running, count: int) -> None:
+    """So many other workers are alive, and this one has counted them at a heartbeat."""
+    WorkerRow.objects.bulk_create(
+        WorkerRow(id=f"other-{number}", name="other", host="h", pid=1, concurrency=1, lease_seconds=30)
+        for number in range(count)
+    )
+    running.loop._heartbeat.nudge()
+    wait_for(lambda: running.loop._heartbeat.others == count)
+
+
+def come_in_vain(running: Running) -> None:
+    """One notification for nothing, and the look that it causes."""
+    wait_until_idle(running)
+    wakeups.send("default", "default")
+    wait_for(lambda: running.loop._supply._in_vain)
+
+
+def test_among_many_workers_who_came_in_vain_comes_later_and_who_had_a_job_comes_at_once(
+    worker: Worker, gate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_CROWD_SECONDS", 60)
+    running = worker(poll_interval=30, listen=True)
+    with_others(running, 40)
+    come_in_vain(running)
+    late = handlers.write_job.enqueue()
+    always(lambda: job(late).state == State.QUEUED, 0.5)
+    running.loop._heard(None)  # something may have been missed: that is looked for at once
+    wait_for_state(late, State.SUCCEEDED, timeout=2)
+    for _ in range(3):
+        wait_until_idle(running)
+        wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=2)
+    door = gate()
+    busy = handlers.wait_unwritten.enqueue(str(door))
+    wait_for_state(busy, State.RUNNING, timeout=2)
+    wait_until_idle(running)
+    # Now those who have nothing to do are nearer.
+    second = handlers.write_job.enqueue()
+    always(lambda: job(second).state == State.QUEUED, 0.5)
+    door.open()
+    wait_for_state(busy, State.SUCCEEDED)
+
+
+def test_a_job_that_nobody_comes_for_at_once_is_picked_up_by_one_of_the_many(worker: Worker) -> None:
+    running = worker(poll_interval=30, listen=True)
+    with_others(running, 60)
+    come_in_vain(running)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=1.5)
+
+
+def test_of_few_workers_each_comes_for_every_job(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_CROWD_SECONDS", 60)
+    running = worker(poll_interval=30, listen=True)
+    with_others(running, 4)
+    come_in_vain(running)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=1.5)
