@@ -39,6 +39,7 @@ def heard(second_connection: psycopg.Connection[Any]) -> Heard:
 def forget() -> None:
     """The limiter's memory: what was sent a moment ago is sent again."""
     wakeups._spent.clear()
+    wakeups._pace.clear()
 
 
 # -- when ------------------------------------------------------------------------------------------------------
@@ -226,6 +227,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
         self.now, self.cost, self.sent = 1000.0, cost, 0
+        forget()
         monkeypatch.setattr(wakeups.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(wakeups, "send", self._send)
 
@@ -300,6 +302,27 @@ def test_a_process_spends_at_most_a_twenty_fifth_of_its_time_on_it(monkeypatch: 
         clock.send()
         clock.now += 0.0001
     assert 0.3 < clock.sent * clock.cost <= (10 + 0.04) / 25 + clock.cost
+
+
+def test_where_many_compete_each_spends_a_quarter_of_that_and_all_of_it_again_when_they_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch, 0.001)
+    clock.send()
+    clock.cost = 0.01
+    assert 0.003 < share_of(clock, 60) < 0.015
+    clock.cost = 0.001
+    share_of(clock, 10)
+    assert 0.03 < share_of(clock, 60) < 0.045
+
+
+def share_of(clock: Clock, seconds: float) -> float:
+    """Of the time that goes into NOTIFYs while jobs are enqueued without a pause."""
+    began, before = clock.now, clock.sent
+    while clock.now < began + seconds:
+        clock.send()
+        clock.now += 0.001
+    return (clock.sent - before) * clock.cost / seconds
 
 
 def test_threads_that_come_together_send_one(monkeypatch: pytest.MonkeyPatch) -> None:
