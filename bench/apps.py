@@ -64,7 +64,7 @@ def _forbid_prefetch() -> None:
     prefetch = loop._Prefetch
     if not callable(prefetch.ahead):
         raise RuntimeError("the worker's prefetch is no longer where the benchmark looks for it")
-    prefetch.ahead = lambda self: 0  # type: ignore[method-assign]
+    prefetch.ahead = lambda self, *, busy: 0  # type: ignore[method-assign]
 
 
 def _time_claims(path: str) -> None:
