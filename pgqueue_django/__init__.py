@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .backoff import Backoff
     from .context import JobContext
     from .exceptions import (
+        Interrupt,
         InvalidOption,
         InvalidPayload,
         JobCancelled,
@@ -32,6 +33,7 @@ _HOMES = {
     "context": ("JobContext",),
     "exceptions": (
         "InvalidOption",
+        "Interrupt",
         "InvalidPayload",
         "JobCancelled",
         "JobTimeout",
@@ -50,6 +52,7 @@ __all__ = [
     "Backoff",
     "Call",
     "Enqueued",
+    "Interrupt",
     "InvalidOption",
     "InvalidPayload",
     "JobCancelled",

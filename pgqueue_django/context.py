@@ -18,10 +18,11 @@ class Latch:
     Two events for each attempt were a tenth of what a worker spends on a job whose handler does nothing.
     """
 
-    __slots__ = ("_event", "_is_set")
+    __slots__ = ("_event", "_is_set", "is_watched")
 
     def __init__(self) -> None:
         self._is_set = False
+        self.is_watched = False  # a handler looks at it
         self._event: threading.Event | None = None
 
     def is_set(self) -> bool:
@@ -67,7 +68,11 @@ class JobContext:
 
     @property
     def cancelled(self) -> bool:
-        """True once the attempt counts no more: a person cancelled it, its lease or its time is lost."""
+        """True once the attempt counts no more: a person cancelled it, its lease or its time is lost.
+
+        A plain handler that has asked has two seconds to return by itself before it is interrupted.
+        """
+        self._cancelled.is_watched = True
         return self._cancelled.is_set()
 
     @property

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 
 class PgQueueError(Exception):
-    """The base of all of them."""
+    """The base of all of them but ``Interrupt``."""
 
 
 class Retry(PgQueueError):
@@ -33,15 +33,23 @@ class PermanentError(PgQueueError):
     """Raised by a handler: no further attempt can succeed. The job is ``failed`` at once."""
 
 
-class JobCancelled(PgQueueError):
+class Interrupt(BaseException):
+    """Raised inside a plain handler whose attempt counts no more, so that it stops.
+
+    No ``Exception``: ``except Exception`` around one item of many must not swallow it. A handler may catch it to clean
+    up, for 2 seconds; then it is raised again.
+    """
+
+
+class JobCancelled(Interrupt):
     """A person cancelled the job while this attempt was running."""
 
 
-class LeaseLost(PgQueueError):
-    """The job no longer belongs to this attempt: its lease expired and it was given to another."""
+class LeaseLost(Interrupt):
+    """The job no longer belongs to this attempt: its lease expired, or the worker ends and has given it back."""
 
 
-class JobTimeout(PgQueueError):
+class JobTimeout(Interrupt):
     """The attempt ran longer than its task's ``timeout``."""
 
 

@@ -844,18 +844,28 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
         return moved
 
 
-def reap(using: str, *, by: str, limit: int = BATCH) -> int:
+def reap(using: str, *, by: str, limit: int = BATCH, overdue: Sequence[tuple[int, int]] = ()) -> int:
     """running -> retrying, or dead on the last attempt, for expired leases; the attempt stays charged.
 
     The handler may have run, and a job that kills its worker must come to an end. Needs no code of the task:
     max_attempts and the backoff's numbers are in the row. Returns how many moved.
+
+    ``overdue``: these pairs instead (at most ``BATCH``), whose time is over and whose worker cannot say so.
     """
     failure = Failure(Kind.LEASE_EXPIRED, "LeaseExpired", "The lease expired: its worker stopped heart-beating.")
+    where, params = "job.state = 'running' AND job.lease_expires_at < statement_timestamp()", list[Any]()
+    if overdue:
+        failure = Failure(Kind.TIMEOUT, "JobTimeout", "The attempt ran longer than its timeout, and its process hung.")
+        where = """
+            job.id = ANY(%s::bigint[]) AND job.lease_expires_at IS NOT NULL AND EXISTS (
+                SELECT 1 FROM unnest(%s::bigint[], %s::bigint[]) AS told(id, token)
+                WHERE told.id = job.id AND told.token = job.fencing_token)
+        """
+        ids = _bounded([id for id, _ in overdue])
+        tokens = dict(overdue)
+        params = [ids, ids, [tokens[id] for id in ids]]
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(
-            _LOST.format(where="job.state = 'running' AND job.lease_expires_at < statement_timestamp()"),
-            [min(limit, BATCH)],
-        )
+        cursor.execute(_LOST.format(where=where), [*params, min(limit, BATCH)])
         return _give_up(using, cursor, [_Lost(*row) for row in cursor.fetchall()], failure, by)
 
 

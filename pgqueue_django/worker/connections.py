@@ -117,6 +117,11 @@ def is_broken(error: BaseException) -> bool:
     return code == READ_ONLY or code.startswith(("08", "25P03", "53", "57P", "58", "XX"))
 
 
+def is_undefined(error: BaseException) -> bool:
+    """Whether a table or a column is missing: the migrations of another version, or none."""
+    return _sqlstate(error) in ("42P01", "42703")
+
+
 def may_pass(error: BaseException) -> bool:
     """Whether the same statement may do better in a moment: a deadlock, a lock or a statement that took too long."""
     return (_sqlstate(error) or "").startswith(("40", "55", "57014"))

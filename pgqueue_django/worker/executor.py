@@ -29,7 +29,9 @@ from pgqueue_django.exceptions import MAX_DELAY, InvalidPayload, JobTimeout, Lea
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.tasks import Task
 from pgqueue_django.transitions import Claimed, Settlement
+from pgqueue_django.worker.board import Board
 from pgqueue_django.worker.connections import drop, is_broken, left_open
+from pgqueue_django.worker.guard import Guard
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -60,10 +62,14 @@ class Attempt:
     refusals = 0  # how often the database refused its outcome
     refused_at = -1  # and how many flushes it had taken before the last time
     slot: Any = None  # where it runs: how slots.py interrupts it
+    is_cleaning_up = False  # its coroutine is beyond the handler, and is not to be cancelled any more
+    guard: Guard | None = None  # around its handler, while that runs in a thread
     coroutine: asyncio.Task[Outcome] | None = None
     _progress: str | None = None
+    _board: Board | None = None
+    _place: int | None = None  # there
 
-    def __init__(self, job: Claimed, task: Task[Any, Any], lease_until: float) -> None:
+    def __init__(self, job: Claimed, task: Task[Any, Any], lease_until: float, board: Board | None = None) -> None:
         self.job = job
         self.task = task
         self.lease_until = lease_until  # on lease_clock(), counted from before the claim was sent
@@ -72,15 +78,32 @@ class Attempt:
         self.void = Latch()  # cancelled, timed out, or its lease is lost
         self.left = Latch()  # its handler has returned
         self.wrappers: list[Any] = []  # database connections of a coroutine's own thread, once it has started
+        if board is not None:
+            self._board = board
 
     def begin(self) -> bool:
         """Start its clock. False: it is cancelled, or its lease may have ended and another worker begun it."""
         if self.void.is_set() or lease_clock() >= self.lease_until:
             return False
-        self.begun_at = time.monotonic()
-        if self.timeout is not None:
-            self.deadline = self.begun_at + self.timeout
+        now = time.monotonic()
+        deadline = None if self.timeout is None else now + self.timeout
+        if self._board is not None:
+            self._place = self._board.begin(self.job.pair, deadline)
+            if self._place is None:
+                return False
+        self.begun_at, self.deadline = now, deadline
         return True
+
+    def over(self) -> None:
+        """Its handler has ended."""
+        if self._board is not None and self._place is not None:
+            self._board.over(self._place)
+
+    def forget(self) -> None:
+        """Its outcome is in the row, or it is not ours any more."""
+        if self._board is not None and self._place is not None:
+            self._board.end(self._place)
+            self._place = None
 
     def report(self, progress: str) -> None:
         self._progress = progress
@@ -141,7 +164,7 @@ def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
             if attempt.task.atomic:
                 outcome = _call_atomically(attempt, args, kwargs, using)
             else:
-                outcome = _succeeded(_handler(attempt)(*args, **kwargs))
+                outcome = _succeeded(_guarded(attempt, args, kwargs))
         except BaseException as error:  # SystemExit of a handler, too, is an outcome
             outcome = ended_with(attempt, error)
             if is_broken(error):
@@ -182,6 +205,7 @@ async def run_async(attempt: Attempt) -> Outcome:
             outcome = _succeeded(await _handler(attempt)(*args, **kwargs))
         except BaseException as error:
             outcome = ended_with(attempt, error)
+        attempt.is_cleaning_up = True
         if attempt.wrappers:
             left = await sync_to_async(_close_connections)()
             if left:
@@ -216,6 +240,19 @@ def _handler(attempt: Attempt) -> Any:
     return attempt.task.func
 
 
+def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    guard = Guard()
+
+    def handle() -> Any:
+        # In here, where an exception may come; whoever interrupts it sets void first and then looks for the guard.
+        attempt.guard = guard
+        if attempt.void.is_set():
+            raise LeaseLost("The attempt counted no more before its handler was called.")
+        return _handler(attempt)(*args, **kwargs)
+
+    return guard.call(handle)
+
+
 class _BadResult(Exception):
     """The handler returned; what it returned cannot be stored."""
 
@@ -242,7 +279,7 @@ def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], 
             with connections[using].cursor() as cursor:
                 # Above READ COMMITTED every heartbeat of this row would make the settle a serialization failure.
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            outcome = _succeeded(_handler(attempt)(*args, **kwargs))
+            outcome = _succeeded(_guarded(attempt, args, kwargs))
             _settle_inside(attempt, outcome, using)
             attempt.committing = outcome
     except BaseException as error:

@@ -16,8 +16,10 @@ import logging
 import os
 import queue
 import random
+import resource
 import secrets
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -25,26 +27,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet
+from psycopg import pq
 
 from pgqueue_django import conf, payload, stats, transitions, wakeups
-from pgqueue_django.exceptions import TaskNotFound
+from pgqueue_django.exceptions import JobCancelled, JobTimeout, LeaseLost, TaskNotFound
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.states import State
 from pgqueue_django.tasks import Task, resolve
 from pgqueue_django.transitions import Claimed, Fenced, Settlement
 from pgqueue_django.worker import executor
+from pgqueue_django.worker.board import Board
 from pgqueue_django.worker.chores import Chores
-from pgqueue_django.worker.connections import Backoff, Grumbler, drop, first_line, is_broken, may_pass, own_connection
+from pgqueue_django.worker.connections import (
+    Backoff,
+    Grumbler,
+    drop,
+    first_line,
+    is_broken,
+    is_undefined,
+    may_pass,
+    own_connection,
+)
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
 from pgqueue_django.worker.listener import Listener
-from pgqueue_django.worker.slots import Slots
+from pgqueue_django.worker.slots import TRIES, Slots
 
 logger = logging.getLogger("pgqueue_django.worker")
 
-CLEAN, RELEASED = 0, 7  # exit codes
+CLEAN, NO_DATABASE, NOT_MIGRATED, RELEASED, WORN_OUT = 0, 4, 5, 7, 8  # exit codes
 
 _REFUSALS = 3  # of an outcome that may pass the next time
 _BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
@@ -60,6 +74,7 @@ _HEAD_SECONDS = 1.0  # how long claims then go on where the last one ended
 _WOKEN_HEAD_SECONDS = 0.1  # and after a wake-up
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
+_STUCK_SECONDS = 30.0
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
 
 
@@ -82,6 +97,9 @@ class Options:
     listen: bool = field(default_factory=lambda: conf.current().LISTEN)
     drain: bool = False  # end when nothing is due
     max_jobs: int | None = None  # end after so many jobs
+    max_time: float | None = None  # end after so long
+    max_memory: int | None = None  # end when the process has more bytes of its own in memory
+    db_wait: float | None = None  # end if the database is not there so long after the start
 
     @property
     def heartbeat(self) -> float:
@@ -101,6 +119,11 @@ class _Lost:
 
 
 @dataclass(frozen=True)
+class _Deaf:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
 class _Woken:
     hint: str | None  # None: something may have been missed
 
@@ -110,17 +133,31 @@ class _Stop:
     signal: int
 
 
-_Event = _Ended | _Lost | _Woken | _Stop
+@dataclass(frozen=True)
+class _Quiet:
+    pass
+
+
+@dataclass(frozen=True)
+class _Report:
+    pass
+
+
+_Event = _Ended | _Lost | _Deaf | _Woken | _Stop | _Quiet | _Report
 
 
 class Loop:
     """One worker. ``run`` returns the exit code; ``stop`` may be called from any thread and signal handler."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, board: Board | None = None) -> None:
+        """``board``: of a process that has a supervisor."""
         self.options = options
+        self._board = board
         self.name = payload.storable_text(options.name) or f"{socket.gethostname()}:{os.getpid()}"
         # Random: a worker that comes back under the same name must not take the rows of the one before for its own.
         self.worker_id = f"{self.name[:100]}:{secrets.token_hex(4)}"
+        if board is not None:
+            board.sign(self.worker_id)
         self.held: dict[int, Attempt] = {}
         self.counts: dict[State, int] = {}
         self.inbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -132,7 +169,9 @@ class Loop:
         self._in_doubt: tuple[str, int] | None = None  # a flush without a reply: its transaction, and its samples
         self._flushes = 0  # that the database took
         self._not_before = 0.0  # for writes to busy rows
-        self._slots = Slots(options.concurrency, self._using, self._attempt_ended)
+        self._slots = Slots(
+            options.concurrency, self._using, self._attempt_ended, lambda attempt: self.inbox.put(_Deaf(attempt))
+        )
         self._prefetch = _Prefetch(options.concurrency)
         self._supply = _Supply(options)
 
@@ -145,6 +184,14 @@ class Loop:
         self._signals: list[int] = []
         self._stop_at: float | None = None  # give back what still runs at this moment
         self._left = options.max_jobs
+        self._busy_since: float | None = None  # in this turn; None: asleep
+        self._wrapper: BaseDatabaseWrapper | None = None
+        self._has_looked = False
+        self._began_at = time.monotonic()
+        self._is_quiet = False
+        self._is_retiring = False
+        self._gave_up = False
+        self._worn_out = False  # a handler that nothing stops has one of its places
         self._next_look = 0.0
         self._exit_code = CLEAN
 
@@ -171,8 +218,17 @@ class Loop:
         """Once: finish what runs. Twice: end at once."""
         self.inbox.put(_Stop(signal))
 
+    def quiet(self) -> None:
+        """From any thread and signal handler: claim nothing more, and stay."""
+        self.inbox.put(_Quiet())
+
+    def report(self) -> None:
+        """From any thread and signal handler: log what it is doing."""
+        self.inbox.put(_Report())
+
     def run(self) -> int:
-        with own_connection(self._using, "loop", reads_much=True):
+        self._began_at = time.monotonic()
+        with own_connection(self._using, "loop", reads_much=True) as self._wrapper:
             for thread in (self._heartbeat, self._chores, self._listener):
                 if thread is not None:
                     thread.start()
@@ -195,6 +251,7 @@ class Loop:
     def _attempt_ended(self, attempt: Attempt, outcome: Outcome) -> None:
         """From the slot's thread."""
         attempt.ended_at = attempt.ended_at or time.monotonic()
+        attempt.over()
         self.inbox.put(_Ended(attempt, outcome))
 
     def _heard(self, hint: str | None) -> None:
@@ -206,9 +263,25 @@ class Loop:
         elif hint is None or self._supply.takes(hint):
             self.inbox.put(_Woken(hint))
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it has been in one turn for longer than can be, and does not wait for the database.
+
+        A database that does not answer is no reason to replace this process.
+        """
+        busy_since = self._busy_since
+        if busy_since is None or time.monotonic() < busy_since + _STUCK_SECONDS:
+            return False
+        connection = self._wrapper.connection if self._wrapper is not None else None
+        return connection is None or connection.info.transaction_status != pq.TransactionStatus.ACTIVE
+
     def _take_events(self) -> None:
         try:
-            event = self.inbox.get(timeout=self._sleep_seconds())
+            seconds, self._busy_since = self._sleep_seconds(), None
+            try:
+                event = self.inbox.get(timeout=seconds)
+            finally:
+                self._busy_since = time.monotonic()
             while True:
                 self._take(event)
                 event = self.inbox.get_nowait()
@@ -221,10 +294,16 @@ class Loop:
                 self._take_outcome(attempt, outcome)
             case _Lost(attempt, state):
                 self._take_loss(attempt, state)
+            case _Deaf(attempt):
+                self._take_deaf(attempt)
             case _Woken(hint):
                 self._supply.woken(hint, others=self._heartbeat.others, busy=self._slots.load > 0)
             case _Stop(signal):
                 self._take_stop(signal)
+            case _Quiet():
+                self._take_quiet()
+            case _Report():
+                logger.info("%s", self._describe())
 
     def _take_outcome(self, attempt: Attempt, outcome: Outcome) -> None:
         self._prefetch.ended(attempt)
@@ -233,7 +312,9 @@ class Loop:
             self._forget(attempt)
             self._count_settled_inside(attempt, outcome)
         elif attempt.ended:
-            pass  # its deadline, a cancel or a lost lease came first; that was logged
+            # Its deadline, a cancel or a lost lease came first; that was logged.
+            if not self._holds(attempt):
+                attempt.forget()  # it may have begun at that very moment
         elif isinstance(outcome, Released):
             self._releases.append((attempt.job, outcome.unknown))
         else:
@@ -249,6 +330,7 @@ class Loop:
             self._log(settlement)
 
     def _forget(self, attempt: Attempt) -> None:
+        attempt.forget()
         if self._holds(attempt):
             del self.held[attempt.job.id]
 
@@ -265,7 +347,22 @@ class Loop:
         self._forget(attempt)
         what = "was cancelled" if state == State.CANCELLED else f"lost its lease (the job is {state or 'gone'} now)"
         logger.warning("%s #%d %s while it ran; its outcome is void", attempt.job.task, attempt.job.id, what)
-        self._slots.interrupt(attempt)
+        self._slots.interrupt(attempt, JobCancelled if state == State.CANCELLED else LeaseLost)
+
+    def _take_deaf(self, attempt: Attempt) -> None:
+        """Only the end of the process stops it. The others finish, nothing new is begun."""
+        if attempt.left.is_set() or self._worn_out:
+            return
+        self._worn_out = True
+        logger.error(
+            "%s #%d goes on although it was interrupted %d times: this process finishes what else it runs and ends, "
+            "with exit code %d, to be replaced",
+            *(attempt.job.task, attempt.job.id, TRIES, WORN_OUT),
+        )
+        self._exit_code = self._exit_code or WORN_OUT
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self.options.shutdown_timeout
+        self._give_back_unbegun()
 
     def _take_stop(self, signal: int) -> None:
         self._signals.append(signal)
@@ -275,6 +372,21 @@ class Loop:
             self._give_back_unbegun()
         else:
             self._stop_at = time.monotonic()
+
+    def _take_quiet(self) -> None:
+        if not self._is_quiet:
+            self._is_quiet = True
+            logger.info("quiet: %d jobs may finish, nothing more is claimed", len(self.held))
+            self._give_back_unbegun()
+
+    def _describe(self) -> str:
+        done = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items())) or "none yet"
+        what = "stopping" if self._is_ending else "quiet" if self._is_quiet else "working"
+        return (
+            f"worker {self.worker_id}: {what}, {len(self.held)} jobs held, {self._slots.waiting} of them wait for one "
+            f"of {self.options.concurrency} slots, {len(self._outcomes)} outcomes to write, "
+            f"database {'away' if self._trouble.failing else 'there'}, ended: {done}"
+        )
 
     # Clocks ----------------------------------------------------------------------------------------------------
 
@@ -305,13 +417,28 @@ class Loop:
                     attempt.ended = True
                     attempt.ended_at = now
                     self._outcomes.append((attempt, executor.timed_out(attempt)))
-                    self._slots.interrupt(attempt)
+                    self._slots.interrupt(attempt, JobTimeout)
+            self._look_at_limits(now)
         oldest = self._slots.oldest_wait()
         if oldest is not None and now - oldest >= _UNBEGUN_SECONDS:
             self._prefetch.overshot()
             self._give_back_unbegun()
         if self._stop_at is not None and now >= self._stop_at:
             self._give_back_all()
+
+    def _look_at_limits(self, now: float) -> None:
+        options = self.options
+        if self._is_ending:
+            return
+        if options.max_time is not None and now >= self._began_at + options.max_time:
+            why = f"it has run for {options.max_time:g} s"
+        elif options.max_memory is not None and (bytes := _resident_bytes()) > options.max_memory:
+            why = f"it has {bytes / 1e6:.0f} MB in memory"
+        else:
+            return
+        logger.info("ending after %d more jobs: %s", len(self.held), why)
+        self._is_retiring = True
+        self._give_back_unbegun()
 
     def _give_back_unbegun(self) -> None:
         for attempt in self._slots.take_back():
@@ -325,8 +452,8 @@ class Loop:
             if not attempt.ended and not attempt.settled_inside:
                 attempt.ended = True
                 self._releases.append((attempt.job, False))
-                self._slots.interrupt(attempt)
-                self._exit_code = RELEASED
+                self._slots.interrupt(attempt, LeaseLost)
+                self._exit_code = self._exit_code or RELEASED
 
     # The database ----------------------------------------------------------------------------------------------
 
@@ -343,11 +470,26 @@ class Loop:
             self._disown_until = self._disown_at + self.options.lease
             self._down_until = self._disown_at + self._trouble.failed()
             drop(self._using)
+            if not self._has_looked:
+                self._judge_start(error)
         else:
             if self._trouble.failing:
                 self._trouble.worked()
                 self._grumbler.worked()
                 self._supply.woken(None)
+
+    def _judge_start(self, error: Exception) -> None:
+        """Whether this worker can ever work."""
+        wait = self.options.db_wait
+        if is_undefined(error):
+            self._exit_code = NOT_MIGRATED
+            logger.error("the tables are not as this version needs them: run manage.py migrate (%s)", first_line(error))
+        elif wait is not None and time.monotonic() >= self._began_at + wait:
+            self._exit_code = NO_DATABASE
+            logger.error("no database within %g s: %s", wait, first_line(error))
+        else:
+            return
+        self._gave_up = True
 
     def _disown(self) -> None:
         """Give back what a lost reply has left with us; again each second until the leases of then have ended.
@@ -507,6 +649,7 @@ class Loop:
         """Release these jobs; return those whose rows were busy."""
         unknown = {job.id for job, is_unknown in batch if is_unknown}
         busy: Collection[int] = ()
+        refused = set[int]()
         try:
             busy = transitions.release(self._using, [job.pair for job, _ in batch], unknown=unknown).busy
         except (DatabaseError, InterfaceError) as error:
@@ -517,8 +660,9 @@ class Loop:
             if len(batch) > 1:
                 return [pair for one in batch for pair in self._give_back([one])]
             ((job, _),) = batch
-            if self._signals:
-                self._exit_code = RELEASED
+            if self._is_ending:
+                self._exit_code = self._exit_code or RELEASED
+            refused.add(job.id)
             logger.error("%s #%d cannot be given back; its lease will end it: %s", job.task, job.id, first_line(error))
         for job, _ in batch:
             if job.id in busy:
@@ -526,13 +670,20 @@ class Loop:
             if self._left is not None:
                 self._left += 1
             if job.id in self.held and self.held[job.id].job is job:
-                del self.held[job.id]
+                if job.id in refused:
+                    del self.held[job.id]  # it stays on the board: if it had begun, it is charged
+                else:
+                    self._forget(self.held[job.id])
         return [(job, is_unknown) for job, is_unknown in batch if job.id in busy]
 
     # Claim and hand out ----------------------------------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        return not self._signals and (self._left is None or self._left > 0)
+        return not self._is_ending and not self._is_quiet and (self._left is None or self._left > 0)
+
+    @property
+    def _is_ending(self) -> bool:
+        return bool(self._signals) or self._worn_out or self._is_retiring
 
     def _room(self) -> int:
         """How many more jobs may be claimed: free slots, and what these will finish in a moment."""
@@ -565,6 +716,10 @@ class Loop:
             # Not on to the next queue with a slot that has come free meanwhile: this one comes first.
             break
         self._supply.claimed(full=full, some=found > 0)
+        if not self._has_looked:
+            self._has_looked = True
+            if self._board is not None:
+                self._board.ready()
 
     def _claim_from(self, queue_name: str, slots: int, prefetch: int) -> int:
         after = self._supply.resume(queue_name)
@@ -599,7 +754,7 @@ class Loop:
                 # Cancelled or reaped and sent back, faster than a heartbeat could tell.
                 self._take_loss(before, State.RUNNING)
             task = self._resolve(job.task)
-            self.held[job.id] = attempt = Attempt(job, task or _UNKNOWN, sent_at + self.options.lease)
+            self.held[job.id] = attempt = Attempt(job, task or _UNKNOWN, sent_at + self.options.lease, self._board)
             if task is not None:
                 attempts.append(attempt)
             else:
@@ -620,12 +775,14 @@ class Loop:
     # The end ---------------------------------------------------------------------------------------------------
 
     def _is_done(self) -> bool:
+        if self._gave_up:
+            return True
         if self.held or self._outcomes or self._releases or self._samples:
             # Whatever happens to the database: after a second signal, and a moment after the time to finish.
             return self._stop_at is not None and time.monotonic() > self._stop_at + (
                 1.0 if len(self._signals) < 2 else 0.5
             )
-        if self._signals:
+        if self._is_ending:
             return True
         if self._left is not None and self._left <= 0:
             return True
@@ -644,7 +801,7 @@ class Loop:
 
     def _end(self) -> None:
         if self.held:
-            self._exit_code = RELEASED
+            self._exit_code = self._exit_code or RELEASED
             logger.warning("%d jobs could not be given back; their leases will end them", len(self.held))
         self._slots.close()
         threads = [thread for thread in (self._heartbeat, self._chores, self._listener) if thread is not None]
@@ -694,6 +851,16 @@ class Loop:
             first_line = outcome.failure.message.split("\n", 1)[0]
             parts.append(f"{outcome.failure.kind}: {outcome.failure.error_type}: {first_line}"[:300])
         logger.log(level, ", ".join(parts))
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        # The most that it ever had: in kB, on macOS in bytes.
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
 
 
 class _Supply:

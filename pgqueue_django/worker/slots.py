@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 from psycopg import pq
 
+from pgqueue_django.exceptions import Interrupt
 from pgqueue_django.outcomes import Outcome
 from pgqueue_django.worker import executor
 from pgqueue_django.worker.executor import Attempt
@@ -26,7 +30,8 @@ logger = logging.getLogger("pgqueue_django.worker")
 
 _CANCEL_SECONDS = 2.0  # for the server to confirm that it cancels a statement
 _LOOK_SECONDS = 0.0005  # how long a thread looks on before it takes work beside others who get on
-_CLEAN_UP_SECONDS = 2.0  # for a handler to end after it was interrupted, before its next statement is cancelled
+_CLEAN_UP_SECONDS = 2.0  # for a handler to end after it was interrupted, before it is interrupted again
+TRIES = 3  # and then nothing stops it
 
 
 class _Slot:
@@ -41,10 +46,13 @@ class _Slot:
 class Slots:
     """``size`` places; threads are started as they are needed, the event loop with the first async attempt."""
 
-    def __init__(self, size: int, using: str, ended: Callable[[Attempt, Outcome], None]) -> None:
+    def __init__(
+        self, size: int, using: str, ended: Callable[[Attempt, Outcome], None], deaf: Callable[[Attempt], None]
+    ) -> None:
         self.size = size
         self._using = using
         self._ended = ended
+        self._deaf = deaf
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._waiting: deque[Attempt] = deque()  # for a place
@@ -94,14 +102,15 @@ class Slots:
             queues = (self._placed, self._beginning, self._waiting)
             return min((queue[0].claimed_at for queue in queues if queue), default=None)
 
-    def interrupt(self, attempt: Attempt) -> None:
+    def interrupt(self, attempt: Attempt, why: type[Interrupt]) -> None:
         """Stop a handler whose outcome counts no more, as far as that can be done from outside.
 
-        A coroutine is cancelled, a statement that a thread waits for is cancelled on the server; a thread that
-        does neither goes on until its handler returns, and keeps its place so long.
+        A coroutine is cancelled; of a thread the statement that it waits for is cancelled on the server, or else
+        ``why`` is raised in it; again after a while for what goes on all the same. ``deaf`` hears of an attempt that
+        nothing stops: its place is lost to this process.
         """
         with self._lock:
-            slot, coroutine, event_loop = attempt.slot, attempt.coroutine, self._event_loop
+            slot, running = attempt.slot, attempt.slot is not None or attempt.coroutine is not None
             if slot is not None:
                 # Under the lock: a slot that has gone on to its next attempt is not touched.
                 slot.broken = True
@@ -109,23 +118,34 @@ class Slots:
         # Before the handler can know: what it sends then may be its cleaning up.
         active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
         attempt.void.set()
-        if coroutine is not None and event_loop is not None:
-            event_loop.call_soon_threadsafe(coroutine.cancel)
-        if slot is not None or coroutine is not None:
+        self._cancel_coroutine(attempt)
+        if running:
             # The server's answer is waited for elsewhere: the caller has other jobs to look after.
-            _start(self._cancel_statements, attempt, wrappers, active, name="pgqueue cancel")
+            _start(self._stop, attempt, why, wrappers, active, name="pgqueue stop")
 
-    def _cancel_statements(self, attempt: Attempt, wrappers: Sequence[Any], active: Sequence[Any]) -> None:
-        """Cancel what the attempt waits for, and if it still runs a moment later, whatever it waits for then.
-
-        It may have been between two statements, or still connecting.
-        """
-        while True:
+    def _stop(self, attempt: Attempt, why: type[Interrupt], wrappers: Sequence[Any], active: Sequence[Any]) -> None:
+        for tries in count(1):
             for wrapper in active:
-                _cancel_statement(wrapper)
+                if not _cancel_statement(wrapper):
+                    # The server is gone, and perhaps another one has its place: nothing would ever come.
+                    _cut(wrapper)
+            # Who has been told otherwise has a moment to end by itself.
+            if attempt.guard is not None and (tries > 1 or not (active or attempt.void.is_watched)):
+                attempt.guard.interrupt(why)
             if self._closed or attempt.left.wait(_CLEAN_UP_SECONDS):
                 return
+            if tries == TRIES:
+                self._deaf(attempt)
+            # It may have been between two statements, or still connecting; or it has caught what was raised.
             active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
+            self._cancel_coroutine(attempt)
+
+    def _cancel_coroutine(self, attempt: Attempt) -> None:
+        with self._lock:
+            coroutine, event_loop = attempt.coroutine, self._event_loop
+        # What comes behind the handler gives its thread and connections back: that must not be cancelled.
+        if coroutine is not None and event_loop is not None and not attempt.is_cleaning_up:
+            event_loop.call_soon_threadsafe(coroutine.cancel)
 
     def close(self) -> None:
         """Let the idle threads and the event loop end. Handlers that still run are not waited for."""
@@ -313,8 +333,19 @@ def _is_active(wrapper: Any) -> bool:
     )
 
 
-def _cancel_statement(wrapper: Any) -> None:
+def _cancel_statement(wrapper: Any) -> bool:
     try:
         wrapper.connection.cancel_safe(timeout=_CANCEL_SECONDS)
     except Exception as error:  # closed meanwhile; or the server does not answer
         logger.info("a statement could not be cancelled: %s", error)
+        return False
+    return True
+
+
+def _cut(wrapper: Any) -> None:
+    """Shut the connection down under the thread that waits on it; it is thrown away in any case."""
+    try:
+        with socket.socket(fileno=os.dup(wrapper.connection.pgconn.socket)) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+    except Exception as error:  # closed meanwhile
+        logger.info("a connection could not be cut: %s", error)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
+import signal
+import socket
 import sys
 import threading
 import time
@@ -24,7 +27,7 @@ from django.utils import timezone, translation
 from pgqueue_django import PermanentError, Retry, task
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext
-from pgqueue_django.exceptions import InvalidPayload
+from pgqueue_django.exceptions import Interrupt, InvalidPayload, JobTimeout
 
 SOON = Backoff(base=0.01, factor=1, cap=0.01)
 LATER = Backoff(base=3600, factor=1, cap=3600)  # not in this test
@@ -43,6 +46,15 @@ def wait_at(gate: str, seconds: float = 60) -> None:
     while not Path(gate).exists():
         assert time.monotonic() < deadline, "nobody opened the gate"
         time.sleep(0.002)
+
+
+def wait_deaf_at(gate: str) -> None:
+    """As ``wait_at``, and nothing but the gate ends it."""
+    while True:
+        try:
+            return wait_at(gate)
+        except Interrupt:
+            continue
 
 
 async def await_gate(gate: str, seconds: float = 60) -> None:
@@ -82,6 +94,14 @@ def write_and_wait(context: JobContext, gate: str) -> int:
     """Its begin, then the gate, then its end."""
     note("begun", context.job_id)
     wait_at(gate)
+    note("ended", context.job_id)
+    return context.attempt
+
+
+@task(takes_context=True, backoff=SOON)
+def write_and_wait_deaf(context: JobContext, gate: str) -> int:
+    note("begun", context.job_id)
+    wait_deaf_at(gate)
     note("ended", context.job_id)
     return context.attempt
 
@@ -585,12 +605,12 @@ def overrun_in_sql_soon() -> None:
 @task(timeout=0.4)
 def overrun_at(gate: str) -> None:
     """Deaf: nothing stops it but its gate."""
-    wait_at(gate)
+    wait_deaf_at(gate)
 
 
 @task(timeout=0.4, max_attempts=1)
 def overrun_on_the_last_attempt(gate: str) -> None:
-    wait_at(gate)
+    wait_deaf_at(gate)
 
 
 @task(timeout=0.4, takes_context=True)
@@ -616,7 +636,93 @@ def overrun_atomic() -> None:
 @task(timeout=0.4, atomic=True)
 def overrun_atomic_at(gate: str) -> None:
     note("lost")
-    wait_at(gate)
+    wait_deaf_at(gate)
+
+
+def spin(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+@task(timeout=0.4)
+def overrun_in_a_loop() -> None:
+    spin(60)
+
+
+@task(timeout=0.4)
+def overrun_although_errors_are_caught() -> None:
+    for _ in range(60):
+        try:
+            spin(1)
+        except Exception:
+            note("caught")
+
+
+@task(timeout=0.4)
+def overrun_in_finally() -> None:
+    try:
+        spin(60)
+    finally:
+        spin(60)
+
+
+@task(timeout=0.4, takes_context=True)
+def overrun_and_clean_up(context: JobContext) -> None:
+    try:
+        spin(60)
+    except JobTimeout:
+        note("cleaned up", context.job_id)
+        raise
+
+
+@task(takes_context=True)
+def spin_and_tell(context: JobContext) -> None:
+    note("begun", context.job_id)
+    try:
+        spin(60)
+    except Interrupt as interrupt:
+        note(type(interrupt).__name__, context.job_id)
+        raise
+
+
+@task(timeout=0.4)
+def overrun_in_sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@task(timeout=0.4)
+def overrun_in_a_pattern() -> None:
+    """Holds the interpreter: no other thread of the process runs meanwhile."""
+    re.match(r"(a+)+$", "a" * 40 + "b")
+
+
+@task(timeout=0.4)
+def overrun_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    spin(60)  # whichever thread of the process hears the signal first
+
+
+@task(timeout=0.4)
+def overrun_at_a_socket() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.recv(1)
+
+
+@task(timeout=0.4)
+async def overrun_blocking_the_event_loop() -> None:
+    time.sleep(60)
+
+
+@task(max_attempts=3, backoff=SOON)
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(takes_context=True)
+def pid(context: JobContext) -> int:
+    return os.getpid()
 
 
 @task(timeout=30)

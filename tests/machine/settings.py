@@ -1,11 +1,12 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
-``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, and ``ISOLATION``, a level of the project's own
-connections.
+``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``ISOLATION``, a level of the project's own
+connections, and ``DIE``: a process that has a supervisor is killed as it starts.
 """
 
 import json
 import os
+import signal
 
 from psycopg import IsolationLevel
 
@@ -17,3 +18,5 @@ PGQUEUE = _changes.get("PGQUEUE", {})
 DEBUG = _changes.get("DEBUG", False)
 if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
+if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -98,7 +98,7 @@ def test_a_handler_has_the_time_and_the_database_to_clean_up(worker: Worker, tas
 
 def test_a_late_success_of_a_cancelled_job_is_void(worker: Worker, gate: Gate, log: Log) -> None:
     door = gate()
-    cancelled = handlers.write_and_wait.enqueue(str(door))
+    cancelled = handlers.write_and_wait_deaf.enqueue(str(door))
     running = worker(concurrency=1)  # heartbeat in 10 s: the settle finds out
     wait_until_begun(cancelled)
     cancel(cancelled)
@@ -146,7 +146,7 @@ def requeue_at_once(job_id: Any) -> None:
 
 def test_a_requeued_job_may_run_again_beside_its_old_handler(worker: Worker, gate: Gate, log: Log) -> None:
     door = gate()
-    twice = handlers.write_and_wait.enqueue(str(door))
+    twice = handlers.write_and_wait_deaf.enqueue(str(door))
     running = worker(concurrency=2, listen=True)
     wait_until_begun(twice)
     cancel(twice)
@@ -216,3 +216,23 @@ def test_a_late_success_is_void_although_the_job_succeeded_meanwhile(
         assert first.loop.counts == {}
     assert second.loop.counts == {State.SUCCEEDED: 1}
     assert len(log(f"#{lost.id} succeeded")) == 1
+
+
+def test_a_plain_handler_that_computes_is_interrupted(worker: Worker) -> None:
+    cancelled = handlers.spin_and_tell.enqueue()
+    running = worker(concurrency=1, listen=True)
+    wait_for(lambda: notes("begun"))
+    transitions.cancel("default", [cancelled.id])
+    wait_for(lambda: notes("JobCancelled") == [(cancelled.id, "JobCancelled")], 3)
+    wait_for(lambda: running.loop._slots.load == 0)
+    assert running.loop.counts == {}
+
+
+def test_a_plain_handler_whose_lease_is_lost_is_interrupted(worker: Worker) -> None:
+    lost = handlers.spin_and_tell.enqueue()
+    running = worker(concurrency=1)
+    wait_for(lambda: notes("begun"))
+    rows.move_clock(lost.id, "lease_expires_at", -60)
+    transitions.reap("default", by="another")
+    running.loop._heartbeat.nudge()
+    wait_for(lambda: notes("LeaseLost") == [(lost.id, "LeaseLost")], 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
+from psycopg.conninfo import make_conninfo
 
 from pgqueue_django import enqueue_many, task_by_name
 from pgqueue_django.management.commands.pgqueue_worker import Command
@@ -20,7 +22,7 @@ from pgqueue_django.states import State
 from pgqueue_django.worker.loop import Options
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Process, Running, job, wait_for, wait_for_state
+from .workers import REAL_DATABASE, Process, Running, database_url, job, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Drain = Callable[..., Running]
@@ -260,3 +262,100 @@ def test_a_name_that_cannot_be_stored_does_not_stop_the_worker(drain: Drain) -> 
     enqueued = handlers.do_nothing.enqueue()
     drain(name="bad\udc80name\0" + "x" * 300)
     wait_for_state(enqueued, State.SUCCEEDED)
+
+
+# -- limits, signals, the environment --------------------------------------------------------------------------
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    return vars(Command().create_parser("manage.py", "pgqueue_worker").parse_args(list(words)))
+
+
+def test_every_option_can_be_given_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "QUEUES": "a,b",
+        "CONCURRENCY": "3",
+        "LEASE": "7.5",
+        "NO_LISTEN": "1",
+        "DRAIN": "false",
+        "MAX_MEMORY": "9",
+        "NAME": "x",
+        "PROCESSES": "2",
+    }
+    for name, text in given.items():
+        monkeypatch.setenv(f"PGQUEUE_WORKER_{name}", text)
+    options = parsed("--lease", "8")
+    assert (options["queues"], options["concurrency"], options["lease"]) == (["a", "b"], 3, 8)
+    assert (options["no_listen"], options["drain"], options["max_memory"]) == (True, False, 9)
+    assert (options["name"], options["processes"]) == ("x", 2)
+
+
+@pytest.mark.parametrize(("name", "text"), [("CONCURRENCY", "0"), ("LEASE", "x"), ("DRAIN", "perhaps"), ("QUEUES", "")])
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    monkeypatch.setenv(f"PGQUEUE_WORKER_{name}", text)
+    with pytest.raises(CommandError, match=f"PGQUEUE_WORKER_{name}"):
+        parsed()
+
+
+@pytest.mark.parametrize("limit", [{"max_time": 0.5}, {"max_memory": 1}], ids=str)
+def test_a_worker_at_its_limit_finishes_what_runs_and_ends(
+    worker: Worker, gate: Callable[[], Any], limit: dict[str, Any]
+) -> None:
+    door = gate()
+    enqueued = handlers.wait_unwritten.enqueue(str(door))
+    running = worker(concurrency=1, **({} if "max_memory" in limit else limit))
+    wait_for_state(enqueued, State.RUNNING)
+    if "max_memory" in limit:
+        object.__setattr__(running.loop.options, "max_memory", 1)
+    wait_for(lambda: running.loop._is_retiring)
+    left = handlers.do_nothing.enqueue()
+    assert running.is_alive
+    door.open()
+    assert running.join() == 0
+    assert (job(enqueued).state, job(left).state) == (State.SUCCEEDED, State.QUEUED)
+
+
+def test_a_quiet_worker_claims_nothing_more_and_stays(process: Start, gate: Callable[[], Any]) -> None:
+    door = gate()
+    running = process("--concurrency", "2").wait_until_ready()
+    begun = handlers.wait_unwritten.enqueue(str(door))
+    wait_for_state(begun, State.RUNNING)
+    running.signal(signal.SIGUSR2)
+    wait_for(lambda: "working, 1 jobs held" in running.log)
+    running.signal(signal.SIGUSR1)
+    wait_for(lambda: "quiet: 1 jobs may finish" in running.log)
+    left = handlers.do_nothing.enqueue()
+    door.open()
+    wait_for_state(begun, State.SUCCEEDED)
+    running.signal(signal.SIGUSR2)
+    wait_for(lambda: "quiet, 0 jobs held" in running.log)
+    assert job(left).state == State.QUEUED
+    running.signal(signal.SIGQUIT)
+    wait_for(lambda: "most recent call first" in running.log)
+    assert running.stop() == 0
+
+
+def test_without_a_database_it_ends_with_4_when_it_has_waited(process: Start) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        nobody = {"DATABASE_URL": f"postgresql://nobody@127.0.0.1:{reserved.getsockname()[1]}/nothing"}
+        alone = process("--db-wait", "0.5", environment=nobody)
+        fleet = process("--db-wait", "0.5", "--processes", "2", environment=nobody)
+        assert (alone.wait(), fleet.wait()) == (4, 4)
+    assert "no database within 0.5 s" in alone.log
+    assert "Traceback" not in alone.log
+
+
+def test_without_its_tables_it_ends_with_5(process: Start) -> None:
+    empty = make_conninfo(database_url(), dbname="postgres")
+    running = process(environment={"DATABASE_URL": empty})
+    assert running.wait() == 5
+    assert "manage.py migrate" in running.log
+
+
+@pytest.mark.parametrize("fleet", [[], ["--processes", "2"]], ids=["alone", "fleet"])
+def test_fail_on_error_ends_with_6(process: Start, fleet: list[str]) -> None:
+    handlers.do_nothing.enqueue()
+    assert process("--drain", "--fail-on-error", *fleet).wait() == 0
+    handlers.fail.enqueue("permanent")
+    assert process("--drain", "--fail-on-error", *fleet).wait() == 6

@@ -32,7 +32,7 @@ def slots(worker: object, ended: list[int]) -> Iterator[Slots]:
     def hear(attempt: Attempt, outcome: Outcome) -> None:
         ended.append(attempt.job.id)
 
-    made = Slots(2, "default", hear)
+    made = Slots(2, "default", hear, lambda attempt: None)
     yield made
     made.close()
 
@@ -69,7 +69,9 @@ def test_attempts_that_wait_for_something_fill_all_places_at_once(slots: Slots, 
 def test_handlers_that_wait_for_nothing_are_left_to_few_threads(worker: object) -> None:
     """Threads that compete for the interpreter cost more than they bring."""
     by_thread: Counter[int] = Counter()
-    slots = Slots(32, "default", lambda attempt, outcome: by_thread.update([threading.get_ident()]))
+    slots = Slots(
+        32, "default", lambda attempt, outcome: by_thread.update([threading.get_ident()]), lambda attempt: None
+    )
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.0005)  # as in a worker
     try:

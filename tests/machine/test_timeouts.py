@@ -141,3 +141,41 @@ def test_two_hundred_timeouts_hit_no_other_job(drain: Drain) -> None:
     kinds = {entry["kind"] for history in Job.objects.values_list("history", flat=True) for entry in history}
     assert kinds == {"timeout"}
     wait_for(lambda: sessions("query LIKE '%%overrun%%'") == 0, 5)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [handlers.overrun_in_a_loop, handlers.overrun_although_errors_are_caught, handlers.overrun_in_finally],
+    ids=["loop", "errors caught", "finally"],
+)
+def test_a_plain_handler_is_interrupted_and_its_place_is_free_again(worker: Worker, task: Any) -> None:
+    late = task.enqueue()
+    running = worker(concurrency=1)
+    assert_timed_out(late, 0.4)
+    # In its finally it has two seconds to clean up, and is then interrupted again.
+    wait_for(lambda: running.loop._slots.load == 0, 4)
+    assert notes("caught") == []
+    wait_for_state(handlers.give.enqueue(1), State.SUCCEEDED)
+    assert running.stop() == 0
+
+
+def test_a_plain_handler_may_catch_its_timeout_to_clean_up(worker: Worker) -> None:
+    late = handlers.overrun_and_clean_up.enqueue()
+    worker(concurrency=1)
+    assert_timed_out(late, 0.4)
+    wait_for(lambda: notes("cleaned up") == [(late.id, "cleaned up")])
+
+
+def test_a_handler_that_nothing_stops_ends_its_worker_with_8(worker: Worker, gate: Gate) -> None:
+    door = gate()
+    late = handlers.overrun_at.enqueue(str(door))
+    running = worker(concurrency=2)
+    assert_timed_out(late, 0.4)
+    left = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    wait_for(lambda: running.loop._worn_out, 10)
+    next_one = handlers.give.enqueue(1)
+    assert running.is_alive
+    door.open()
+    assert running.join() == 8
+    assert (job(left).state, job(next_one).state) == (State.SUCCEEDED, State.QUEUED)

@@ -18,7 +18,7 @@ from pgqueue_django.models import Job, Stat
 from pgqueue_django.models import Worker as WorkerRow
 from pgqueue_django.outcomes import Retried
 from pgqueue_django.states import State
-from pgqueue_django.worker import executor
+from pgqueue_django.worker import executor, heartbeat
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from tests.machine import handlers
 
@@ -156,8 +156,13 @@ def test_an_atomic_handler_that_fails_leaves_nothing(drain: Drain) -> None:
 
 @pytest.mark.parametrize("loss", ["lease", "cancel"])
 def test_an_atomic_handler_that_lost_its_job_is_rolled_back(
-    worker: Worker, gate: Callable[[], Any], log: Callable[..., list[str]], loss: str
+    worker: Worker,
+    gate: Callable[[], Any],
+    log: Callable[..., list[str]],
+    loss: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(heartbeat, "_FIRST_SECONDS", ())
     door = gate()
     lost = handlers.write_atomic_and_wait.enqueue(str(door))
     # No wake-up and no heartbeat in time: the settle itself must find out.

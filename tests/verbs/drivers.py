@@ -85,6 +85,10 @@ DRIVERS: Mapping[str, Mapping[str, Driver]] = {
     "reap": {
         "attempts left": Driver(_reap, State.RETRYING),
         "last attempt": Driver(_reap, State.DEAD, LAST),
+        "overdue": Driver(
+            lambda job: transitions.reap(DB, overdue=[(job.pk, job.fencing_token)], by="supervisor") == 1,
+            State.RETRYING,
+        ),
     },
     "disown": {
         "begun": Driver(lambda job: _disown(job, begun=True), State.RETRYING),

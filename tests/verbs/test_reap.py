@@ -65,6 +65,17 @@ def test_the_attempt_stays_charged_and_is_remembered() -> None:
     assert datetime.fromisoformat(entry["started_at"]) < datetime.fromisoformat(entry["ended_at"])
 
 
+def test_overdue_attempts_are_given_up_before_their_leases_end_and_no_others() -> None:
+    overdue, other, stale = make_job("running"), make_job("running"), make_job("running", expired=True)
+    before = row(other.pk)
+    assert reap(overdue=[(overdue.pk, overdue.fencing_token), (other.pk, other.fencing_token - 1)]) == 1
+    assert (row(other.pk), state_of(stale.pk)) == (before, State.RUNNING)
+    overdue.refresh_from_db()
+    assert (overdue.state, overdue.attempts) == (State.RETRYING, 1)
+    assert [(entry["kind"], entry["error_type"]) for entry in overdue.history] == [("timeout", "JobTimeout")]
+    assert reap(overdue=[(overdue.pk, overdue.fencing_token)]) == 0
+
+
 def test_what_was_given_up_is_no_longer_parked() -> None:
     job = make_job("scheduled", parked=True, due=True, max_attempts=1)
     transitions.promote(DB)

@@ -1,7 +1,8 @@
-"""``manage.py pgqueue_worker``: run one worker in this process."""
+"""``manage.py pgqueue_worker``: run one worker in this process, or several in processes of their own."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
@@ -18,7 +20,9 @@ from django.utils.module_loading import autodiscover_modules
 
 from pgqueue_django import conf
 from pgqueue_django.models import Job
+from pgqueue_django.states import State
 from pgqueue_django.tasks import QUEUE_NAME, declared_tasks
+from pgqueue_django.worker import supervisor
 from pgqueue_django.worker.connections import describe
 from pgqueue_django.worker.loop import RELEASED, Loop, Options
 
@@ -35,55 +39,73 @@ _SWITCH_SECONDS = 0.0005
 class Command(BaseCommand):
     help = (
         "Run jobs until SIGTERM or SIGINT: then finish what runs, for --shutdown-timeout seconds, and give the rest "
-        "back uncharged. Exit codes: 0 clean, 2 bad options, 7 jobs had to be given back, 130/143 second signal."
+        "back uncharged. Each option can be given as an environment variable: PGQUEUE_WORKER_MAX_JOBS. Exit codes: 0 "
+        "clean, 2 bad options, 4 no database, 5 migrations missing, 6 an attempt failed, 7 jobs had to be given back, "
+        "8 must be replaced, 9 its processes keep dying, 130/143 second signal."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         settings = conf.current()
-        parser.add_argument("--queues", type=_names, default=(), help="only these, in strict order: a,b")
-        parser.add_argument("--exclude-queues", type=_names, default=(), help="all but these: a,b")
-        parser.add_argument(
+        add = partial(_add_argument, parser)
+        add("--queues", type=_names, default=(), help="only these, in strict order: a,b")
+        add("--exclude-queues", type=_names, default=(), help="all but these: a,b")
+        add(
             "--concurrency",
             type=_whole(1),
             default=settings.CONCURRENCY,
             help=f"jobs at the same time ({settings.CONCURRENCY})",
         )
-        parser.add_argument(
+        add(
             "--lease",
             type=_seconds(0.5),
             default=settings.LEASE,
             help=f"seconds a job is this worker's without a heartbeat ({settings.LEASE:g})",
         )
-        parser.add_argument(
+        add(
             "--poll-interval",
             type=_seconds(0.01),
             default=settings.POLL_INTERVAL,
             help=f"seconds between looks that no notification asked for ({settings.POLL_INTERVAL:g})",
         )
-        parser.add_argument(
+        add(
             "--shutdown-timeout",
             type=_seconds(0),
             default=settings.SHUTDOWN_TIMEOUT,
             help=f"seconds for handlers to finish ({settings.SHUTDOWN_TIMEOUT:g})",
         )
-        parser.add_argument("--no-listen", action="store_true", help="poll only (behind a transaction pooler)")
-        parser.add_argument("--drain", action="store_true", help="end when nothing is due")
-        parser.add_argument("--once", action="store_true", help="run one job, if one is due, and end")
-        parser.add_argument("--max-jobs", type=_whole(1), help="end after so many jobs")
-        parser.add_argument("--database", help="alias of the jobs' database (the router's for the Job model)")
-        parser.add_argument("--name", default="", help="shown to people (host:pid)")
+        add("--no-listen", action="store_true", help="poll only (behind a transaction pooler)")
+        add("--drain", action="store_true", help="end when nothing is due")
+        add("--once", action="store_true", help="run one job, if one is due, and end")
+        add("--fail-on-error", action="store_true", help="with --drain or --once: exit code 6 if an attempt failed")
+        add("--max-jobs", type=_whole(1), help="end after so many jobs")
+        add("--max-time", type=_seconds(1), help="end after so many seconds, when what runs has finished")
+        add("--max-memory", type=_whole(1), metavar="MB", help="end when it takes more, when what runs has finished")
+        add("--db-wait", type=_seconds(0), help="exit code 4 if no database is there so many seconds after the start")
+        add("--processes", type=_whole(1), help="supervise so many processes of --concurrency slots each")
+        add(
+            "--stall-timeout",
+            type=_seconds(1),
+            default=10.0,
+            help="with --processes: seconds without a sign of life until one is killed and replaced (10)",
+        )
+        add("--database", help="alias of the jobs' database (the router's for the Job model)")
+        add("--name", default="", help="shown to people (host:pid)")
 
     def handle(self, **given: Any) -> None:
         using = given["database"] or router.db_for_write(Job)
         if using not in connections:
             raise CommandError(f"--database {using}: not in DATABASES ({', '.join(connections)}).", returncode=2)
         _log_to_stderr()
+        inherited = supervisor.inherited()
+        if given["processes"] and inherited is None:
+            self._supervise(using, given)
+            return
         if getattr(self, "_called_from_command_line", False):
             sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
         autodiscover_modules("tasks")
         options = Options(
             using=using,
-            name=given["name"],
+            name=f"{given['name']}-{inherited.number}" if given["name"] and inherited else given["name"],
             queues=_called_with(given["queues"]),
             excluded=_called_with(given["exclude_queues"]),
             concurrency=given["concurrency"],
@@ -93,13 +115,25 @@ class Command(BaseCommand):
             listen=conf.current().LISTEN and not given["no_listen"],
             drain=given["drain"] or given["once"],
             max_jobs=1 if given["once"] else given["max_jobs"],
+            max_time=given["max_time"],
+            max_memory=given["max_memory"] and given["max_memory"] * 1_000_000,
+            db_wait=given["db_wait"],
         )
-        loop = Loop(options)
-        with _signals_stop(loop):
+        loop = Loop(options, inherited.board if inherited else None)
+        stopping = _Stopping(loop)
+        if inherited:
+            inherited.board.keep_pulse(lambda: loop.is_stuck)
+            threading.Thread(target=stopping.obey, args=[inherited.orders], name="pgqueue orders", daemon=True).start()
+        with _signals(stopping.stop_once if inherited else stopping.stop, quiet=loop.quiet, report=loop.report):
             _announce(loop)
             code = loop.run()
+        stopping.over()
+        if given["fail_on_error"] and not code and set(loop.counts) - {State.SUCCEEDED}:
+            code = supervisor.FAILED
         if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
-            # Interpreter shutdown would wait for threads that such a handler has started.
+            # Interpreter shutdown would wait for threads that such a handler has started; and a handler that was
+            # interrupted in the middle of a log line may have left that locked.
+            _end_after(_EXIT_SECONDS, code)
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
@@ -109,6 +143,49 @@ class Command(BaseCommand):
             _end_after(_EXIT_SECONDS, code)
         if code:
             sys.exit(code)
+
+    def _supervise(self, using: str, given: dict[str, Any]) -> None:
+        if not getattr(self, "_called_from_command_line", False):
+            raise CommandError("--processes starts this command line again: it needs one, call_command has none.")
+        if given["concurrency"] > supervisor.MOST_SLOTS:
+            raise CommandError(f"--concurrency: with --processes at most {supervisor.MOST_SLOTS}.", returncode=2)
+        settings = supervisor.Options(
+            using=using,
+            processes=given["processes"],
+            shutdown_timeout=given["shutdown_timeout"],
+            stall_timeout=given["stall_timeout"],
+            drain=given["drain"] or given["once"],
+        )
+        parent = supervisor.Supervisor(settings, [sys.executable, *sys.orig_argv[1:]])
+        connections.close_all()
+        with _signals(
+            parent.stop,
+            quiet=partial(parent.pass_on, signal.SIGUSR1),
+            report=partial(parent.pass_on, signal.SIGUSR2),
+        ):
+            code = parent.run()
+        if code:
+            sys.exit(code)
+
+
+def _add_argument(parser: ArgumentParser, flag: str, **how: Any) -> None:
+    """An option whose default comes from the environment, if it is there."""
+    action = parser.add_argument(flag, **how)
+    variable = "PGQUEUE_WORKER_" + flag.removeprefix("--").replace("-", "_").upper()
+    if (text := os.environ.get(variable)) is None:
+        return
+    try:
+        if how.get("action") == "store_true":
+            action.default = _FLAGS[text.strip().lower()]
+        else:
+            action.default = how["type"](text) if "type" in how else text
+    except KeyError:
+        parser.error(f"{variable}={text}: give 1 or 0")
+    except ArgumentTypeError as error:
+        parser.error(f"{variable}: {error}")
+
+
+_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
 
 
 def _names(text: str) -> list[str]:
@@ -157,29 +234,63 @@ def _log_to_stderr() -> None:
 
 
 @contextmanager
-def _signals_stop(loop: Loop) -> Iterator[None]:
+def _signals(stop: Callable[[int], None], *, quiet: Callable[[], None], report: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop, SIGUSR1 makes quiet, SIGUSR2 reports, SIGQUIT prints where every thread is."""
     if threading.current_thread() is not threading.main_thread():
         yield  # whoever runs us in a thread calls loop.stop()
         return
-    watchdogs: list[threading.Timer] = []
-
-    def hear(number: int, frame: object) -> None:
-        loop.stop(number)
-        # Even if the loop hangs in a database that does not answer, the process ends.
-        if not watchdogs:
-            watchdogs.append(_end_after(loop.options.shutdown_timeout + _STOP_SECONDS, RELEASED))
-        elif len(watchdogs) == 1:
-            watchdogs.append(_end_after(_STOP_SECONDS, 128 + number))
-        else:
-            os._exit(128 + number)
-
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    hear: dict[int, Callable[[int, object], None]] = {
+        signal.SIGTERM: lambda number, frame: stop(number),
+        signal.SIGINT: lambda number, frame: stop(number),
+        signal.SIGUSR1: lambda number, frame: quiet(),
+        signal.SIGUSR2: lambda number, frame: report(),
+    }
+    before = {number: signal.signal(number, handler) for number, handler in hear.items()}
+    with suppress(OSError, ValueError, AttributeError):  # a standard error that is no file
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for watchdog in watchdogs:
+        faulthandler.unregister(signal.SIGQUIT)
+
+
+class _Stopping:
+    """Tells the loop to stop, and ends the process even if the loop hangs in a database that does not answer."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._watchdogs: list[threading.Timer] = []
+        self._once = threading.Lock()
+
+    def stop(self, number: int) -> None:
+        self._loop.stop(number)
+        if not self._watchdogs:
+            self._watchdogs.append(_end_after(self._loop.options.shutdown_timeout + _STOP_SECONDS, RELEASED))
+        elif len(self._watchdogs) == 1:
+            self._watchdogs.append(_end_after(_STOP_SECONDS, 128 + number))
+        else:
+            os._exit(128 + number)
+
+    def stop_once(self, number: int) -> None:
+        """A signal to the whole group reaches a worker process twice, and must not count as two."""
+        # Also when both come at the same moment, and a signal in the middle of the other.
+        if self._once.acquire(blocking=False):
+            self.stop(number)
+
+    def obey(self, orders: int) -> None:
+        """The supervisor's orders, until it is gone."""
+        while (order := os.read(orders, 1)) == supervisor.STOP:
+            self.stop_once(signal.SIGTERM)
+        if not order:
+            logger.warning("the supervisor is gone: stopping")
+        self.stop_once(signal.SIGTERM)
+        if order == supervisor.STOP_NOW:
+            self.stop(signal.SIGTERM)
+
+    def over(self) -> None:
+        for watchdog in self._watchdogs:
             watchdog.cancel()
 
 

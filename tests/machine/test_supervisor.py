@@ -1,0 +1,327 @@
+"""Worker processes under a supervisor: they die, hang and stop, and everything goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from pgqueue_django import enqueue_many, transitions
+from pgqueue_django.models import Job, Worker
+from pgqueue_django.outcomes import Succeeded
+from pgqueue_django.states import State
+from pgqueue_django.worker.board import PLACES, Board
+from pgqueue_django.worker.executor import Attempt, lease_clock
+from pgqueue_django.worker.loop import Loop, Options
+from tests.machine import handlers
+
+from .test_timeouts import seconds_to_the_record
+from .workers import REAL_DATABASE, Process, failure, job, notes, wait_for, wait_for_state
+
+pytestmark = REAL_DATABASE
+Start = Callable[..., Process]
+Gate = Callable[[], Any]
+
+
+class Fleet:
+    """A supervisor and its worker processes."""
+
+    def __init__(self, supervisor: Process, count: int) -> None:
+        self.supervisor = supervisor
+        self._count = count
+
+    def pids(self) -> set[int]:
+        alive = set()
+        for one in psutil.Process(self.supervisor.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if one.status() != psutil.STATUS_ZOMBIE:
+                    alive.add(one.pid)
+        return alive
+
+    def ready(self) -> set[int]:
+        """Wait until all of them have registered; their pids."""
+
+        def registered() -> set[int]:
+            assert self.supervisor.exit_code is None, self.supervisor.log
+            pids = self.pids()
+            known = set(Worker.objects.filter(pid__in=pids).values_list("pid", flat=True))
+            return pids if len(pids) == self._count and known == pids else set()
+
+        return wait_for(registered, 30)
+
+    def replaced(self, pid: int, timeout: float) -> None:
+        """Wait until another process has been started for this one."""
+        wait_for(lambda: pid not in self.pids() and len(self.pids()) == self._count, timeout)
+
+
+@pytest.fixture
+def fleet(process: Start) -> Callable[..., Fleet]:
+    def start(count: int, *arguments: str, **options: Any) -> Fleet:
+        words = ["--processes", str(count), "--poll-interval", "0.1", *arguments]
+        return Fleet(process(*words, **options), count)
+
+    return start
+
+
+def test_what_a_dead_process_held_is_given_back_at_once_and_another_one_is_there(
+    fleet: Callable[..., Fleet], gate: Gate
+) -> None:
+    door = gate()
+    running = fleet(1, "--concurrency", "1", "--lease", "60")
+    (pid,) = running.ready()
+    begun = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    # And one that it has claimed and not begun: the reply to that claim was lost, so to speak.
+    worker = Worker.objects.get(pid=pid)
+    claimed_only = handlers.write_job.using(queue_name="ahead").enqueue()
+    transitions.claim("default", queue_name="ahead", slots=1, worker_id=worker.id, lease_seconds=60)
+    door.open()  # for its next attempt
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    running.replaced(pid, 1.5)
+    assert wait_for_state(begun, State.SUCCEEDED, timeout=10).result == 2
+    entry = job(begun).history[-1]
+    assert (entry["kind"], entry["attempt"]) == ("worker_lost", 1)
+    assert wait_for_state(claimed_only, State.SUCCEEDED, timeout=10).attempts == 1
+    assert job(claimed_only).history == []
+    assert not Worker.objects.filter(pid=pid).exists()
+    assert running.supervisor.stop() == 0
+
+
+def test_processes_that_are_killed_one_after_another_are_all_replaced(fleet: Callable[..., Fleet]) -> None:
+    running = fleet(2)
+    running.ready()
+    for _ in range(10):
+        pid = min(running.ready())
+        os.kill(pid, signal.SIGKILL)
+        running.replaced(pid, 1.5)
+    enqueued = handlers.write_job.enqueue()
+    wait_for_state(enqueued, State.SUCCEEDED, timeout=10)
+    assert running.supervisor.stop() == 0
+
+
+def test_a_job_that_kills_its_process_is_dead_after_its_attempts_and_the_others_succeed(
+    fleet: Callable[..., Fleet],
+) -> None:
+    running = fleet(2, "--concurrency", "2", "--lease", "60")
+    running.ready()
+    poison = handlers.die.enqueue()
+    innocent = enqueue_many(handlers.write.call("innocent") for _ in range(20))
+    assert wait_for_state(poison, State.DEAD, timeout=30).attempts == 3
+    assert [entry["kind"] for entry in job(poison).history] == ["worker_lost"] * 3
+    for enqueued in innocent:
+        wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+
+
+def test_a_signal_to_the_whole_group_lets_all_jobs_finish_once(fleet: Callable[..., Fleet], gate: Gate) -> None:
+    door = gate()
+    running = fleet(2, "--concurrency", "2")
+    pids = running.ready()
+    jobs = enqueue_many(handlers.write_and_wait.call(str(door)) for _ in range(4))
+    wait_for(lambda: len(notes("begun")) == 4)
+    for pid in [*pids, running.supervisor.pid]:
+        os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: "stopping 2 processes" in running.supervisor.log)
+    door.open()
+    assert running.supervisor.wait() == 0
+    assert {job(one).result for one in jobs} == {1}
+    assert len(notes("ended")) == 4
+
+
+def test_a_second_signal_ends_all_of_them_at_once(fleet: Callable[..., Fleet], gate: Gate) -> None:
+    door = gate()
+    running = fleet(2)
+    pids = running.ready()
+    enqueued = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    running.supervisor.signal(signal.SIGTERM)
+    wait_for(lambda: "stopping 2 processes" in running.supervisor.log)
+    began = running.supervisor.signal(signal.SIGINT)
+    assert running.supervisor.wait() == 130
+    assert time.monotonic() - began < 6
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    row = wait_for_state(enqueued, State.QUEUED, State.RETRYING)
+    assert (row.state, row.attempts) in ((State.QUEUED, 0), (State.RETRYING, 1))
+
+
+def test_processes_whose_supervisor_was_killed_finish_what_they_run_and_end(
+    fleet: Callable[..., Fleet], gate: Gate
+) -> None:
+    door = gate()
+    running = fleet(2)
+    pids = running.ready()
+    enqueued = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    running.supervisor.kill()
+    wait_for(lambda: running.supervisor.log.count("the supervisor is gone") == 2)
+    assert any(psutil.pid_exists(pid) for pid in pids)
+    door.open()
+    wait_for_state(enqueued, State.SUCCEEDED)
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_a_process_that_answers_no_more_is_killed_and_replaced(fleet: Callable[..., Fleet], gate: Gate) -> None:
+    door = gate()
+    running = fleet(1, "--stall-timeout", "1", "--lease", "60")
+    (pid,) = running.ready()
+    enqueued = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    door.open()
+    os.kill(pid, signal.SIGSTOP)
+    running.replaced(pid, 4)
+    wait_for_state(enqueued, State.SUCCEEDED, timeout=10)
+    assert "has not answered for 1 s: killed" in running.supervisor.log
+
+
+def test_a_supervisor_that_stood_still_itself_kills_nobody(fleet: Callable[..., Fleet]) -> None:
+    running = fleet(1, "--stall-timeout", "1")
+    (pid,) = running.ready()
+    everybody = [running.supervisor.pid, pid]
+    for one in everybody:
+        os.kill(one, signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    wait_for(lambda: time.monotonic() > stopped_at + 2)
+    for one in everybody:
+        os.kill(one, signal.SIGCONT)
+    enqueued = handlers.pid.enqueue()
+    assert wait_for_state(enqueued, State.SUCCEEDED, timeout=10).result == pid
+    assert "killed" not in running.supervisor.log
+
+
+@pytest.mark.parametrize("task", [handlers.overrun_in_a_pattern, handlers.overrun_stopped], ids=["pattern", "stopped"])
+def test_the_timeout_of_a_process_that_cannot_record_it_is_recorded_for_it(
+    fleet: Callable[..., Fleet], task: Any
+) -> None:
+    running = fleet(1, "--stall-timeout", "2", "--lease", "60")
+    (pid,) = running.ready()
+    late = task.using(max_attempts=1).enqueue()
+    wait_for_state(late, State.DEAD, timeout=8)
+    assert (failure(late)["kind"], failure(late)["error_type"]) == ("timeout", "JobTimeout")
+    assert 0.4 <= seconds_to_the_record(late) <= 1.4
+    running.replaced(pid, 8)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=10)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        handlers.overrun_in_sleep.using(max_attempts=1).call(60),
+        handlers.overrun_at_a_socket.using(max_attempts=1).call(),
+        handlers.overrun_blocking_the_event_loop.using(max_attempts=1).call(),
+    ],
+    ids=["sleep", "socket", "event loop"],
+)
+def test_a_handler_that_nothing_stops_costs_its_process_and_no_other_job_an_attempt(
+    fleet: Callable[..., Fleet], gate: Gate, call: Any
+) -> None:
+    door = gate()
+    running = fleet(1, "--concurrency", "2", "--lease", "60")
+    (pid,) = running.ready()
+    (late,) = enqueue_many([call])
+    other = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    wait_for_state(late, State.DEAD, timeout=3)
+    assert seconds_to_the_record(late) <= 1.4
+    wait_for(lambda: "to be replaced" in running.supervisor.log, 15)
+    # It takes nothing new, and waits for the other one.
+    next_one = handlers.pid.enqueue()
+    assert psutil.pid_exists(pid)
+    door.open()
+    assert wait_for_state(other, State.SUCCEEDED).result == 1
+    running.replaced(pid, 4)
+    assert wait_for_state(next_one, State.SUCCEEDED, timeout=10).result != pid
+    assert "ended with exit code 8" in running.supervisor.log
+
+
+def test_without_a_supervisor_it_ends_with_8(process: Start) -> None:
+    running = process("--concurrency", "2").wait_until_ready()
+    handlers.overrun_in_sleep.enqueue(60)
+    assert running.wait() == 8
+
+
+def test_processes_that_die_before_they_look_for_jobs_are_tried_five_times(fleet: Callable[..., Fleet]) -> None:
+    running = fleet(1, settings={"DIE": True})
+    assert running.supervisor.wait(40) == 9
+    assert running.supervisor.log.count("was killed by SIGKILL") == 5
+    assert "giving up" in running.supervisor.log
+
+
+def test_drain_ends_when_nothing_is_due(fleet: Callable[..., Fleet]) -> None:
+    jobs = enqueue_many(handlers.do_nothing.call() for _ in range(200))
+    running = fleet(2, "--drain")
+    assert running.supervisor.wait(30) == 0
+    assert Job.objects.filter(pk__in=[one.id for one in jobs], state=State.SUCCEEDED).count() == 200
+
+
+def test_options_that_no_process_takes_end_the_supervisor(process: Start) -> None:
+    running = process("--processes", "2", "--database", "nowhere")
+    assert running.wait() == 2
+    running = process("--processes", "2", "--concurrency", "100000")
+    assert running.wait() == 2
+
+
+# -- the board -------------------------------------------------------------------------------------------------
+
+
+def test_a_board_shows_what_has_begun_until_it_ends() -> None:
+    board = Board()
+    other = Board(os.dup(board.fd))
+    board.sign("worker-ä:12345678")
+    first, second = board.begin((7, 3), None), board.begin((8, 1), 12.5)
+    assert first is not None
+    assert second is not None
+    assert [tuple(begun) for begun in other.begun()] == [(7, 3, float("inf")), (8, 1, 12.5)]
+    board.end(first)
+    assert [begun.pair for begun in other.begun()] == [(8, 1)]
+    assert board.begin((9, 9), None) == first
+    assert (other.worker_id, other.is_ready, other.pulse) == ("worker-ä:12345678", False, 0.0)
+    board.ready()
+    assert other.is_ready
+    board.over(second)
+    assert [tuple(begun) for begun in other.begun()] == [(9, 9, float("inf")), (8, 1, float("inf"))]
+    board.close()
+    other.close()
+
+
+def test_a_board_has_a_pulse_until_the_loop_is_stuck() -> None:
+    board = Board()
+    stuck = threading.Event()
+    board.keep_pulse(stuck.is_set)
+    first = wait_for(lambda: board.pulse)
+    wait_for(lambda: board.pulse != first)
+    stuck.set()
+    wait_for(lambda: time.monotonic() > board.pulse + 1)
+    board.close()
+
+
+def test_a_full_board_takes_no_more() -> None:
+    board = Board()
+    assert [board.begin((number + 1, 1), None) for number in range(PLACES)] == list(range(PLACES))
+    assert board.begin((1, 2), None) is None
+    board.end(5)
+    assert board.begin((1, 2), None) == 5
+    board.close()
+
+
+def test_a_handler_that_ended_in_time_has_no_deadline_while_its_outcome_waits() -> None:
+    """Otherwise the supervisor would record a timeout for a job that succeeded as the database went away."""
+    board = Board()
+    held = transitions.Claimed(7, 3, "t", "q", "[]", "{}", 1, 1, "{}", 0.0, 0, 0.0)
+    attempt = Attempt(held, handlers.overrun_in_a_loop, lease_clock() + 60, board)
+    assert attempt.begin()
+    (begun,) = board.begun()
+    assert begun.deadline == attempt.deadline
+    Loop(Options(using="default"))._attempt_ended(attempt, Succeeded("null"))
+    (begun,) = board.begun()
+    assert begun.deadline == float("inf")
+    attempt.forget()
+    attempt.forget()
+    assert list(board.begun()) == []
+    board.close()
