@@ -1,0 +1,122 @@
+"""Which jobs an operator means: some ids, or all of one state in one queue, of one task, or anywhere.
+
+By state they are taken in bounded steps along an index, and a step that moves nobody is the last: what a verb has moved
+is no longer in the state that was asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+from argparse import ArgumentParser
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db import connections, router
+
+from pgqueue_django import snapshot, transitions
+from pgqueue_django.models import Job, JobQuerySet
+from pgqueue_django.states import State
+from pgqueue_django.tasks import QUEUE_NAME
+
+# The index that each of them has.
+_ORDER = {
+    State.QUEUED: ("queue_name", "-priority", "run_after", "id"),
+    State.SCHEDULED: ("run_after",),
+    State.RETRYING: ("run_after",),
+    State.RUNNING: ("worker_id", "id"),
+    State.FAILED: ("state", "-id"),
+    State.DEAD: ("state", "-id"),
+}
+
+
+def add_arguments(parser: ArgumentParser, states: Sequence[State]) -> None:
+    parser.add_argument("ids", nargs="*", type=int, metavar="ID", help="these jobs")
+    parser.add_argument("--state", choices=[str(state) for state in states], help="or all that are in this state")
+    parser.add_argument("--queue", help="of this queue")
+    parser.add_argument("--task", help="of this task (import path)")
+    parser.add_argument("--all", action="store_true", help="of all queues and tasks")
+    parser.add_argument("--limit", type=int, help="at most so many")
+    add_database(parser)
+
+
+def add_database(parser: ArgumentParser) -> None:
+    parser.add_argument("--database", help="alias of the jobs' database (the router's for the Job model)")
+
+
+def alias(given: dict[str, Any], *, writes: bool = True) -> str:
+    """The database that was asked for. Raises CommandError, exit code 2."""
+    using: str = given["database"] or (router.db_for_write if writes else router.db_for_read)(Job)
+    if using not in connections:
+        raise CommandError(
+            f"--database {using}: not in DATABASES ({', '.join(connections)}).{did_you_mean(using, list(connections))}",
+            returncode=2,
+        )
+    return using
+
+
+def did_you_mean(word: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" Did you mean {close[0]}?" if close else ""
+
+
+def checked_queue(using: str, name: str) -> str:
+    """A queue that has, or had, jobs. Raises CommandError, exit code 2."""
+    if not QUEUE_NAME.fullmatch(name):
+        raise CommandError(f"--queue {name}: give 1 to 63 characters A-Za-z0-9_.-", returncode=2)
+    taken = snapshot.take(using)
+    known = {depth.queue_name for depth in taken.depths} | {tally.queue_name for tally in taken.tallies}
+    if name not in known and not Job.objects.using(using).ready(name).exists():
+        raise CommandError(f"--queue {name}: no job was ever seen there.{did_you_mean(name, known)}", returncode=2)
+    return name
+
+
+def chosen(using: str, given: dict[str, Any]) -> JobQuerySet:
+    """The jobs of the state, queue and task that were asked for, in the order of their index."""
+    state = State(given["state"])
+    jobs = Job.objects.using(using).filter(state=state)
+    if given["queue"]:
+        jobs = jobs.filter(queue_name=checked_queue(using, given["queue"]))
+    if given["task"]:
+        jobs = jobs.filter(task=given["task"])
+    return jobs.order_by(*_ORDER[state])
+
+
+def move(using: str, given: dict[str, Any], verb: Callable[[str, Collection[int]], set[int]]) -> tuple[set[int], int]:
+    """Apply ``verb`` to the jobs that were asked for; the ids that were named and did not move, and how many did.
+
+    Raises CommandError, exit code 2, for a choice that is none or two.
+    """
+    if bool(given["ids"]) == bool(given["state"]):
+        raise CommandError("Give either some ids, or --state with --queue, --task or --all.", returncode=2)
+    if given["ids"]:
+        ids = sorted(set(given["ids"]))
+        if stray := [id for id in ids if not 0 < id < 2**63]:
+            raise CommandError(f"{stray[0]} is no job's id.", returncode=2)
+        moved: set[int] = set()
+        for start in range(0, len(ids), transitions.BATCH):
+            moved |= verb(using, ids[start : start + transitions.BATCH])
+        return set(ids) - moved, len(moved)
+    if not (given["queue"] or given["task"] or given["all"]):
+        raise CommandError("--state alone means all queues: say --all, or name a --queue or --task.", returncode=2)
+    limit = given["limit"]
+    if limit is not None and limit < 1:
+        raise CommandError("--limit is at least 1.", returncode=2)
+    jobs = chosen(using, given)
+    count = 0
+    while limit is None or count < limit:
+        step = transitions.BATCH if limit is None else min(transitions.BATCH, limit - count)
+        batch = verb(using, list(jobs.values_list("id", flat=True)[:step]))
+        count += len(batch)
+        if not batch:
+            break
+    return set(), count
+
+
+def tell(using: str, done: str, count: int, left: Collection[int]) -> str:
+    """``3 requeued, 1 not: #5 is running``"""
+    if not left:
+        return f"{count} {done}"
+    states = dict(Job.objects.using(using).filter(pk__in=list(left)[:20]).values_list("id", "state"))
+    why = ", ".join(f"#{id} is {states[id]}" if id in states else f"#{id} does not exist" for id in sorted(left)[:20])
+    return f"{count} {done}, {len(left)} not: {why}{' …' if len(left) > 20 else ''}"

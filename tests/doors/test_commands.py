@@ -1,0 +1,204 @@
+"""The operator's commands, against a real queue."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from verbs.rows import DB, claim, ending, make_job, new, row, settle, state_of
+
+from pgqueue_django import transitions
+from pgqueue_django.management.commands import pgqueue_enqueue
+from pgqueue_django.models import Job
+from pgqueue_django.states import State
+
+pytestmark = pytest.mark.django_db
+
+
+class Answer:
+    def __init__(self, *words: str, **options: Any) -> None:
+        out, err = StringIO(), StringIO()
+        self.code: int | str | None = 0
+        try:
+            call_command(*words, stdout=out, stderr=err, **options)
+        except SystemExit as exit:
+            self.code = exit.code
+        except CommandError as error:
+            self.code = error.returncode
+            err.write(str(error))
+        self.out, self.err = out.getvalue().strip(), err.getvalue().strip()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+# -- pgqueue_requeue, pgqueue_cancel ---------------------------------------------------------------------------
+
+
+def test_requeue_moves_what_may_move_and_says_why_the_others_did_not() -> None:
+    dead, failed, running = make_job("dead"), make_job("failed"), make_job("running")
+    answer = Answer("pgqueue_requeue", str(dead.pk), str(failed.pk), str(running.pk), "999999999")
+    assert answer.code == 1
+    assert answer.out == f"2 requeued, 2 not: #{running.pk} is running, #999999999 does not exist"
+    assert (state_of(dead.pk), state_of(failed.pk)) == (State.QUEUED, State.QUEUED)
+    assert Answer("pgqueue_requeue", str(make_job("dead").pk)).out == "1 requeued"
+
+
+def test_a_whole_state_of_a_queue_is_moved_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "BATCH", 4)
+    dead = [make_job("dead", queue_name="mail").pk for _ in range(10)]
+    other = make_job("dead", queue_name="billing")
+    assert Answer("pgqueue_requeue", "--state", "dead", "--queue", "mail", "--limit", "3").out == "3 requeued"
+    assert Answer("pgqueue_requeue", "--state", "dead", "--queue", "mail").out == "7 requeued"
+    assert {state_of(id) for id in dead} == {State.QUEUED}
+    assert state_of(other.pk) == State.DEAD
+    assert Answer("pgqueue_requeue", "--state", "dead", "--all").out == "1 requeued"
+
+
+def test_cancel_by_state_and_task() -> None:
+    queued = make_job("queued", task="shop.tasks.a")
+    other = make_job("queued", task="shop.tasks.b")
+    running = make_job("running", task="shop.tasks.a")
+    assert Answer("pgqueue_cancel", "--state", "queued", "--task", "shop.tasks.a").out == "1 cancelled"
+    assert [state_of(job.pk) for job in (queued, other, running)] == [State.CANCELLED, State.QUEUED, State.RUNNING]
+    assert Answer("pgqueue_cancel", str(running.pk)).out == "1 cancelled"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "either some ids, or --state"),
+        (["1", "--state", "dead"], "either some ids, or --state"),
+        (["--state", "dead"], "say --all"),
+        (["--state", "dead", "--queue", "mial"], "Did you mean mail?"),
+        (["--state", "dead", "--queue", "no such"], "A-Za-z0-9_.-"),
+        (["--state", "dead", "--all", "--limit", "0"], "at least 1"),
+        (["--state", "dead", "--all", "--database", "defalt"], "Did you mean default?"),
+        (["0"], "no job's id"),
+        ([str(2**63)], "no job's id"),
+    ],
+)
+def test_a_choice_that_is_none_or_two_moves_nothing(words: list[str], text: str) -> None:
+    job = make_job("dead", queue_name="mail")
+    before = row(job.pk)
+    answer = Answer("pgqueue_requeue", *words)
+    assert answer.code == 2
+    assert text in answer.err
+    assert row(job.pk) == before
+
+
+# -- pgqueue_status --------------------------------------------------------------------------------------------
+
+
+def test_status_is_one_snapshot_as_a_table_and_as_json() -> None:
+    make_job("queued", queue_name="mail")
+    make_job("queued", queue_name="mail")
+    make_job("dead", queue_name="billing")
+    table = Answer("pgqueue_status").lines
+    assert table[0].endswith("workers alive: 0")
+    assert " ".join(table[2].split()) == "queue scheduled queued running retrying failed dead oldest due"
+    assert table[3].split() == ["billing", "0", "0", "0", "0", "0", "1"]
+    assert table[4].split()[:7] == ["mail", "0", "2", "0", "0", "0", "0"]
+    told = json.loads(Answer("pgqueue_status", json=True).out)
+    assert told["queues"]["mail"]["jobs"] == {"queued": 2}
+    assert told["queues"]["mail"]["oldest_due_seconds"] >= 0
+    assert told["queues"]["billing"] == {"jobs": {"dead": 1}, "capped": []}
+
+
+def test_status_of_an_empty_queue() -> None:
+    assert "no jobs but those that succeeded" in Answer("pgqueue_status").out
+    assert json.loads(Answer("pgqueue_status", json=True).out)["queues"] == {}
+
+
+# -- pgqueue_jobs ----------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_newest_first_without_their_payload() -> None:
+    first = make_job("queued", args=["secret"])
+    second = make_job("dead", queue_name="mail")
+    assert [line.split()[0] for line in Answer("pgqueue_jobs").lines] == [f"#{second.pk}", f"#{first.pk}"]
+    assert "secret" not in Answer("pgqueue_jobs").out
+    assert "secret" in Answer("pgqueue_jobs", payload=True).out
+    assert [line.split()[0] for line in Answer("pgqueue_jobs", "--queue", "mail").lines] == [f"#{second.pk}"]
+    assert Answer("pgqueue_jobs", "--state", "queued", "--limit", "1").lines[0].startswith(f"#{first.pk}  queued")
+    assert json.loads(Answer("pgqueue_jobs", "--json", "--limit", "1").out)["id"] == second.pk
+    assert Answer("pgqueue_jobs", "--limit", "0").code == 2
+
+
+def test_one_job_is_shown_with_its_history() -> None:
+    transitions.enqueue(DB, new(args=["secret"]))
+    (held,) = claim()
+    settle(held, ending(State.SUCCEEDED))
+    shown = json.loads(Answer("pgqueue_jobs", str(held.id)).out)
+    assert (shown["state"], shown["attempts"], shown["history"]) == ("succeeded", 1, [])
+    assert "args" not in shown
+    assert json.loads(Answer("pgqueue_jobs", str(held.id), payload=True).out)["args"] == ["secret"]
+    missing = Answer("pgqueue_jobs", "999999999")
+    assert (missing.code, "does not exist" in missing.err) == (1, True)
+
+
+# -- pgqueue_enqueue -------------------------------------------------------------------------------------------
+
+
+def test_enqueue_takes_a_list_or_an_object_and_says_the_id() -> None:
+    first = Answer("pgqueue_enqueue", "testproject.shop.tasks.make_invoice", "[7]")
+    job = Job.objects.get(pk=int(first.out[1:]))
+    assert (job.args, job.kwargs, job.queue_name, job.state) == ([7], {}, "documents", State.QUEUED)
+    words = ["--queue", "slow", "--priority", "5", "--delay", "60", "--key", "k", "--max-attempts", "2"]
+    second = Answer("pgqueue_enqueue", "testproject.shop.tasks.make_invoice", '{"order_id": 7}', *words)
+    job = Job.objects.get(pk=int(second.out[1:]))
+    assert (job.args, job.kwargs, job.queue_name, job.priority) == ([], {"order_id": 7}, "slow", 5)
+    assert (job.state, job.max_attempts, job.idempotency_key) == (State.SCHEDULED, 2, "k")
+    again = Answer("pgqueue_enqueue", "testproject.shop.tasks.make_invoice", '{"order_id": 7}', *words)
+    assert again.out == f"#{job.pk} (it has that key already)"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["testproject.shop.tasks.make_invoise", "[1]"], "--unknown"),
+        (["testproject.shop.tasks.make_invoice", "[1"], "no JSON"),
+        (["testproject.shop.tasks.make_invoice", "1"], "list or object"),
+        (["testproject.shop.tasks.make_invoice", "[1, 2]"], "make_invoice()"),
+        (["testproject.shop.tasks.make_invoice", '{"order": 1}'], "make_invoice()"),
+        (["testproject.shop.tasks.make_invoice", "[1]", "--priority", "1000"], "priority"),
+        (["testproject.shop.tasks.make_invoice", "[1]", "--queue", "a b"], "queue_name"),
+        (["testproject.shop.tasks.make_invoice", "[NaN]"], "NaN"),
+    ],
+)
+def test_what_cannot_be_enqueued_is_not(words: list[str], text: str) -> None:
+    answer = Answer("pgqueue_enqueue", *words)
+    assert answer.code == 2
+    assert text in answer.err
+    assert not Job.objects.exists()
+
+
+def test_enqueue_of_a_task_whose_code_is_elsewhere() -> None:
+    assert Answer("pgqueue_enqueue", "other.tasks.unknown", "[1]", unknown=True).code == 0
+    assert Job.objects.get().task == "other.tasks.unknown"
+
+
+@pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("dead", 1), ("cancelled", 1)])
+def test_enqueue_waits_for_the_end(monkeypatch: pytest.MonkeyPatch, state: str, code: int) -> None:
+    def end(seconds: float) -> None:
+        job = Job.objects.get()
+        if state == "cancelled":
+            transitions.cancel(DB, [job.pk])
+        else:
+            settle(claim(queue_name="documents")[0], ending(State(state)))
+
+    monkeypatch.setattr(pgqueue_enqueue.time, "sleep", end)
+    answer = Answer("pgqueue_enqueue", "testproject.shop.tasks.make_invoice", "[7]", "--wait", "5")
+    assert answer.code == code
+    assert answer.lines[1:] == (['"ok"'] if code == 0 else [])
+    assert state == "succeeded" or state in answer.err
+
+
+def test_enqueue_does_not_wait_for_ever() -> None:
+    answer = Answer("pgqueue_enqueue", "testproject.shop.tasks.make_invoice", "[7]", "--wait", "0")
+    assert answer.code == 1
+    assert "still queued" in answer.err
