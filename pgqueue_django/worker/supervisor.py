@@ -31,8 +31,8 @@ logger = logging.getLogger("pgqueue_django.worker")
 
 CHILD = "PGQUEUE_WORKER_CHILD"
 """In the environment of a worker process: the file descriptors of its board and of its orders, and its number."""
-STOP, STOP_NOW = b"s", b"n"
-"""What it can be told."""
+STOP, STOP_NOW, QUIET, REPORT = b"s", b"n", b"q", b"r"
+"""What it can be told. Not by signals: before a process listens to them some would end it."""
 MOST_SLOTS = PLACES - 4 * transitions.BATCH
 """Of one process: so many, one claim ahead of them, and the outcomes of some claims are on its board."""
 FAILED = 6
@@ -125,6 +125,7 @@ class Supervisor:
         self._due: dict[int, float] = dict.fromkeys(range(1, options.processes + 1), 0.0)  # when to start which
         self._signals: list[int] = []
         self._told = 0  # how many of these the processes know of
+        self._is_quiet = False
         self._kill_at: float | None = None
         self._crashes: dict[int, int] = {}  # in a row, by number
         self._exit_code = CLEAN
@@ -134,10 +135,18 @@ class Supervisor:
         """Once: finish what runs. Twice: end now. More often: kill."""
         self._signals.append(number)
 
-    def pass_on(self, number: int) -> None:
-        """A signal that is for the processes: quiet, or a line of what they are doing."""
+    def quiet(self) -> None:
+        """No process claims anything more, nor one that takes the place of another."""
+        self._is_quiet = True
+        self._tell_all(QUIET)
+
+    def report(self) -> None:
+        """Each process logs what it is doing."""
+        self._tell_all(REPORT)
+
+    def _tell_all(self, order: bytes) -> None:
         for child in list(self._children.values()):
-            child.process.send_signal(number)
+            child.tell(order)
 
     def run(self) -> int:
         self._clerk.start()
@@ -169,15 +178,13 @@ class Supervisor:
             self._end_all(now, self.options.shutdown_timeout + _MARGIN_SECONDS)
         elif self._told == 2:
             self._kill_at = now + _MARGIN_SECONDS
-            for child in self._children.values():
-                child.tell(STOP_NOW)
+            self._tell_all(STOP_NOW)
         else:
             self._kill_at = now
 
     def _end_all(self, now: float, seconds: float) -> None:
         self._kill_at = now + seconds
-        for child in self._children.values():
-            child.tell(STOP)
+        self._tell_all(STOP)
 
     def _start_due(self, now: float) -> None:
         for number, at in list(self._due.items()):
@@ -190,6 +197,8 @@ class Supervisor:
                 self._crashed(number, now)
             else:
                 del self._due[number]
+                if self._is_quiet:
+                    self._children[number].tell(QUIET)
                 logger.info("worker process %d started: %d", number, self._children[number].process.pid)
 
     # One process -----------------------------------------------------------------------------------------------
@@ -222,9 +231,10 @@ class Supervisor:
         overdue = [begun.pair for begun in child.board.begun() if begun.deadline + _OVERDUE_SECONDS < now]
         # Until it is in the row: somebody may have held that.
         told = [pair for pair in overdue if child.overdue.get(pair, 0.0) <= now]
-        child.overdue = {pair: now + _AGAIN_SECONDS if pair in told else child.overdue[pair] for pair in overdue}
+        child.overdue = {pair: child.overdue.get(pair, 0.0) for pair in overdue}
+        child.overdue.update(dict.fromkeys(told, now + _AGAIN_SECONDS))
         for start in range(0, len(told), transitions.BATCH):
-            self._clerk.time_out(told[start : start + transitions.BATCH], child.board.worker_id)
+            self._clerk.time_out(told[start : start + transitions.BATCH], child.board.worker_id, part=start)
 
     def _bury(self, child: _Child, code: int, now: float) -> None:
         del self._children[child.number]
@@ -253,7 +263,8 @@ class Supervisor:
         """It is tried again after a growing pause; when none of them can start any more, that is the end."""
         self._crashes[number] = crashes = self._crashes.get(number, 0) + 1
         self._due[number] = now + min(30.0, 0.25 * 2.0**crashes)
-        if len(self._crashes) == self.options.processes and min(self._crashes.values()) >= _CRASHES:
+        # Of those that are still to run: some may have drained.
+        if all(self._crashes.get(other, 0) >= _CRASHES for other in (*self._children, *self._due)):
             logger.error("no worker process gets as far as looking for jobs, after %d tries: giving up", crashes)
             self._exit_code = CRASHING
             self._end_all(now, self.options.shutdown_timeout + _MARGIN_SECONDS)
@@ -261,6 +272,7 @@ class Supervisor:
 
 @dataclass
 class _Errand:
+    name: tuple[object, ...]  # a later one of the same name takes its place
     act: Callable[[], None]
     not_before: float = 0.0
     until: float = 0.0  # done again each second till then
@@ -273,7 +285,7 @@ class _Clerk(threading.Thread):
         super().__init__(name="pgqueue clerk", daemon=True)
         self._using = using
         self._inbox: queue.SimpleQueue[_Errand | None] = queue.SimpleQueue()
-        self._waiting: list[_Errand] = []
+        self._waiting: dict[tuple[object, ...], _Errand] = {}
         self._finishing = False
         self._grumbler = Grumbler("supervisor")
         self._backoff = Backoff()
@@ -281,10 +293,10 @@ class _Clerk(threading.Thread):
     def disown(self, worker_id: str, begun: Sequence[tuple[int, int]]) -> None:
         """Again for some seconds: the server may still be carrying out what the process has sent, or hold its rows."""
         until = time.monotonic() + _DISOWN_SECONDS
-        self._inbox.put(_Errand(lambda: self._disown(worker_id, begun), until=until))
+        self._inbox.put(_Errand(("disown", worker_id), lambda: self._disown(worker_id, begun), until=until))
 
-    def time_out(self, pairs: Sequence[tuple[int, int]], worker_id: str) -> None:
-        self._inbox.put(_Errand(lambda: self._time_out(pairs, worker_id)))
+    def time_out(self, pairs: Sequence[tuple[int, int]], worker_id: str, *, part: int) -> None:
+        self._inbox.put(_Errand(("time out", worker_id, part), lambda: self._time_out(pairs, worker_id)))
 
     def finish(self, seconds: float) -> None:
         """Each errand once more, if the database is there."""
@@ -296,8 +308,9 @@ class _Clerk(threading.Thread):
             while self._waiting or not self._finishing:
                 self._listen()
                 now = time.monotonic()
-                for errand in [errand for errand in self._waiting if errand.not_before <= now or self._finishing]:
-                    self._run(errand, now)
+                for errand in list(self._waiting.values()):
+                    if errand.not_before <= now or self._finishing:
+                        self._run(errand, now)
                 if not self._waiting:
                     # It may be days until the next one.
                     drop(self._using)
@@ -305,7 +318,7 @@ class _Clerk(threading.Thread):
     def _listen(self) -> None:
         timeout = None
         if self._waiting:
-            first = min(errand.not_before for errand in self._waiting)
+            first = min(errand.not_before for errand in self._waiting.values())
             timeout = _TICK_SECONDS if self._finishing else max(0.0, first - time.monotonic())
         try:
             while True:
@@ -313,7 +326,7 @@ class _Clerk(threading.Thread):
                 if errand is None:
                     self._finishing = True
                 else:
-                    self._waiting.append(errand)
+                    self._waiting[errand.name] = errand
                 timeout = 0.0
         except queue.Empty:
             pass
@@ -335,7 +348,7 @@ class _Clerk(threading.Thread):
         if now < errand.until and not self._finishing:
             errand.not_before = now + _AGAIN_SECONDS
         else:
-            self._waiting.remove(errand)
+            del self._waiting[errand.name]
 
     def _disown(self, worker_id: str, begun: Sequence[tuple[int, int]]) -> None:
         while transitions.disown(self._using, worker_id, begun=begun, by=worker_id):

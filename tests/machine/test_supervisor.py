@@ -167,6 +167,30 @@ def test_processes_whose_supervisor_was_killed_finish_what_they_run_and_end(
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
+def test_quiet_processes_claim_nothing_more_nor_those_that_take_their_place(
+    fleet: Callable[..., Fleet], gate: Gate
+) -> None:
+    door = gate()
+    running = fleet(2)
+    running.ready()
+    begun = handlers.write_and_wait.enqueue(str(door))
+    wait_for(lambda: notes("begun"))
+    running.supervisor.signal(signal.SIGUSR1)
+    wait_for(lambda: running.supervisor.log.count("quiet: ") == 2)
+    worker = Worker.objects.get(pk=job(begun).worker_id)
+    (idle,) = running.pids() - {worker.pid}
+    os.kill(idle, signal.SIGKILL)
+    running.replaced(idle, 1.5)
+    wait_for(lambda: running.supervisor.log.count("quiet: ") == 3)
+    left = handlers.write_job.enqueue()
+    door.open()
+    wait_for_state(begun, State.SUCCEEDED)
+    running.supervisor.signal(signal.SIGUSR2)
+    wait_for(lambda: running.supervisor.log.count(": quiet, 0 jobs held") == 2)
+    assert job(left).state == State.QUEUED
+    assert running.supervisor.stop() == 0
+
+
 def test_a_process_that_answers_no_more_is_killed_and_replaced(fleet: Callable[..., Fleet], gate: Gate) -> None:
     door = gate()
     running = fleet(1, "--stall-timeout", "1", "--lease", "60")

@@ -158,11 +158,7 @@ class Command(BaseCommand):
         )
         parent = supervisor.Supervisor(settings, [sys.executable, *sys.orig_argv[1:]])
         connections.close_all()
-        with _signals(
-            parent.stop,
-            quiet=partial(parent.pass_on, signal.SIGUSR1),
-            report=partial(parent.pass_on, signal.SIGUSR2),
-        ):
+        with _signals(parent.stop, quiet=parent.quiet, report=parent.report):
             code = parent.run()
         if code:
             sys.exit(code)
@@ -281,13 +277,17 @@ class _Stopping:
 
     def obey(self, orders: int) -> None:
         """The supervisor's orders, until it is gone."""
-        while (order := os.read(orders, 1)) == supervisor.STOP:
-            self.stop_once(signal.SIGTERM)
-        if not order:
-            logger.warning("the supervisor is gone: stopping")
+        while order := os.read(orders, 1):
+            if order == supervisor.QUIET:
+                self._loop.quiet()
+            elif order == supervisor.REPORT:
+                self._loop.report()
+            else:
+                self.stop_once(signal.SIGTERM)
+            if order == supervisor.STOP_NOW:
+                self.stop(signal.SIGTERM)
+        logger.warning("the supervisor is gone: stopping")
         self.stop_once(signal.SIGTERM)
-        if order == supervisor.STOP_NOW:
-            self.stop(signal.SIGTERM)
 
     def over(self) -> None:
         for watchdog in self._watchdogs:
