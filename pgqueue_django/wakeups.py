@@ -8,7 +8,7 @@ fell from 21,549 to 5,454 inserts/s with it inside): it is sent after the commit
 process spends at most a twentieth of its time on those of one queue: one that took t uses up 20 t, at most 2 s, of
 which a process may be 40 ms ahead (with a strict pause of 20 t, 34 of 500 jobs at 100 a second waited 12 ms for a
 poll); and two are 5 ms apart. Where they take many times as long as the fastest ones did, many producers compete for
-the server, and each uses up to five times less: 32 of them kept 90 % of their rate without that, now 98. What is
+the server, and each uses up to eight times less: 32 of them kept 90 % of their rate without that, now 98. What is
 dropped, the workers' short polls after they ran dry pick up.
 """
 
@@ -28,7 +28,7 @@ _SHARE = 20
 _AHEAD_SECONDS = 0.04
 _AT_MOST_SECONDS = 2.0  # one that hung for a minute must not silence its queue for twenty
 
-_PATIENCE = 5  # at most so many times less where the server is busy
+_PATIENCE = 8  # at most so many times less where the server is busy
 _USUAL = 4  # times as long as the fastest one is nothing unusual
 
 # By database: how long the fastest NOTIFY took, and how long they take now, in seconds.
@@ -65,7 +65,7 @@ def _crowding(using: str, took: float) -> float:
     """From 1, where the server answers about as fast as it ever did to this process, to ``_PATIENCE``."""
     fastest, usual = _pace.get(using, (took, took))
     # The fastest one is forgotten in time (the server may have moved), and one slow answer says little.
-    fastest, usual = min(took, 1.01 * fastest), 0.8 * usual + 0.2 * took
+    fastest, usual = min(took, 1.001 * fastest), 0.8 * usual + 0.2 * took
     _pace[using] = fastest, usual
     return min(_PATIENCE, max(1.0, usual / (_USUAL * fastest))) if fastest > 0 else 1.0
 
