@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 PLACES = 8192
@@ -112,13 +113,11 @@ class Board:
         threading.Thread(target=self._beat, args=[is_stuck], name="pgqueue pulse", daemon=True).start()
 
     def _beat(self, is_stuck: Callable[[], bool]) -> None:
-        while True:
-            try:
+        with suppress(ValueError):  # it is being closed
+            while not self._memory.closed:
                 if not is_stuck():
                     _PULSE.pack_into(self._memory, _PULSE_AT, time.monotonic())
-            except ValueError:
-                return  # closed
-            time.sleep(_PULSE_SECONDS)
+                time.sleep(_PULSE_SECONDS)
 
     # The supervisor --------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from pgqueue_django.exceptions import MAX_DELAY, InvalidPayload, JobTimeout, Lea
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.tasks import Task
 from pgqueue_django.transitions import Claimed, Settlement
+from pgqueue_django.worker import guard
 from pgqueue_django.worker.board import Board
 from pgqueue_django.worker.connections import drop, is_broken, left_open
 from pgqueue_django.worker.guard import Guard
@@ -241,16 +242,16 @@ def _handler(attempt: Attempt) -> Any:
 
 
 def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    guard = Guard()
+    own = Guard()
 
     def handle() -> Any:
         # In here, where an exception may come; whoever interrupts it sets void first and then looks for the guard.
-        attempt.guard = guard
+        attempt.guard = own
         if attempt.void.is_set():
             raise LeaseLost("The attempt counted no more before its handler was called.")
         return _handler(attempt)(*args, **kwargs)
 
-    return guard.call(handle)
+    return own.call(handle)
 
 
 class _BadResult(Exception):
@@ -387,9 +388,14 @@ def _text(error: BaseException) -> str:
         return "<an error whose __str__ raises>"
 
 
+_OURS = frozenset({__file__, guard.__file__})
+
+
 def _traceback(error: BaseException) -> str:
-    # Without our own frame on top, which says nothing.
-    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    frames = error.__traceback__
+    # Without our own frames on top, which say nothing.
+    while frames is not None and frames.tb_next is not None and frames.tb_frame.f_code.co_filename in _OURS:
+        frames = frames.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, frames, limit=-40))
     except BaseException:  # it calls __str__, __repr__ and __notes__ of strangers
