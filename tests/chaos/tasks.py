@@ -10,6 +10,7 @@ from django.db import connections
 from chaos import ledger
 from pgqueue_django import Backoff, task
 from pgqueue_django.context import JobContext
+from pgqueue_django.exceptions import Interrupt
 
 # Attempts are spent by our kills alone, and the tests do not wait long for the next one.
 MANY = 20
@@ -21,6 +22,20 @@ def work(context: JobContext, milliseconds: int) -> None:
     """Takes its time on a thread."""
     with ledger.delivery(context.job_id, context.attempt):
         time.sleep(milliseconds / 1000)
+
+
+@task(max_attempts=MANY, backoff=SOON, takes_context=True)
+def work_deaf(context: JobContext, milliseconds: int) -> None:
+    """As ``work``, and goes on when it is interrupted."""
+    id = ledger.begin(context.job_id, context.attempt)
+    until = time.monotonic() + milliseconds / 1000
+    while True:
+        try:
+            time.sleep(max(0.0, until - time.monotonic()))
+            ledger.end(id)
+            return
+        except Interrupt:
+            continue
 
 
 @task(max_attempts=MANY, backoff=SOON, takes_context=True)

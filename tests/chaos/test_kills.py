@@ -33,7 +33,7 @@ def test_a_worker_that_stood_still_beyond_its_leases_writes_nothing(fleet: Fleet
     """Its late outcomes meet the next attempts of their jobs, which are running by then."""
     options = ("--lease", str(LEASE), "--concurrency", "4")
     late = fleet.hire(*options)
-    fleet.produce(4, milliseconds=(3000, 3000))
+    fleet.produce(4, task="work_deaf", milliseconds=(3000, 3000))
     begun = "SELECT count(*) FROM chaos_delivery WHERE pid = %s"
     until("it runs them", lambda: fleet.query(begun, [late.pid]) == [(4,)])
     fleet.suspend(late)
