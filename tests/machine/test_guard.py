@@ -50,8 +50,9 @@ def test_ten_thousand_interrupts_at_random_moments_hit_their_call_and_nothing_el
     outcomes: Counter[str] = Counter()
     stray: list[BaseException] = []
 
-    def handler(seconds: float) -> str:
+    def handler(guard: Guard, seconds: float) -> str:
         try:
+            guards.put(guard)  # in here, as the executor does: from now on it may be interrupted
             return spin(seconds)
         except Interrupt:
             if not swallow:
@@ -62,9 +63,8 @@ def test_ten_thousand_interrupts_at_random_moments_hit_their_call_and_nothing_el
         try:
             for length in lengths:
                 guard = Guard()
-                guards.put(guard)
                 try:
-                    outcomes[guard.call(partial(handler, length))] += 1
+                    outcomes[guard.call(partial(handler, guard, length))] += 1
                 except JobTimeout:
                     outcomes["interrupted"] += 1
                 own_code()
