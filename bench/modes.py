@@ -12,7 +12,9 @@ others wait, too. Claims happen one after another, and more workers only wait mo
 somebody holds. With few workers there is hardly anybody to wait for, and the modes are equal within noise. The more
 processes share the cores, the more both suffer from that alone: compare the columns, not the rows. And who waits for
 a lock takes no CPU from the one that works: where processes outnumber the cores by far, plain FOR UPDATE, one job a
-claim, can be the faster of the two for that reason (at 16 on two cores it was; why by so much is not known yet).
+claim, can be the faster of the two for that reason. At 16 on two cores it was: jobs were shared as evenly in both
+modes, and the cores as busy, but a job took 4.9 ms of CPU with SKIP LOCKED, where all 16 run in turn and each finds
+the caches of the others, and 1.8 where the row lock lets few of them run at a time (8 processes: 3.2 and 2.7).
 """
 
 from __future__ import annotations
