@@ -1004,20 +1004,26 @@ _BY_HAND = """
 
 
 def _by_hand(
-    using: str, verb: str, ids: Collection[int], assignments: str, params: Sequence[Any] = ()
+    using: str,
+    verb: str,
+    ids: Collection[int],
+    assignments: str,
+    params: Sequence[Any] = (),
+    source: State | None = None,
 ) -> list[tuple[int, str, str, str]]:
     told = _bounded(ids)
+    sources = [state for state in _sources(verb) if source in (None, state)]
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
-        cursor.execute(_BY_HAND.format(assignments=assignments), [told, _sources(verb), *params])
+        cursor.execute(_BY_HAND.format(assignments=assignments), [told, sources, *params])
         return [tuple(row) for row in cursor.fetchall()]
 
 
-def cancel(using: str, ids: Collection[int]) -> set[int]:
+def cancel(using: str, ids: Collection[int], source: State | None = None) -> set[int]:
     """scheduled, queued, retrying, running -> cancelled. Returns the ids that moved; at most ``BATCH`` ids.
 
     A running job loses its lease, its worker is told at once and its outcome will be void. Until the old lease
     would have ended its handler may still run: that moment is kept in ``run_after``, so that a requeue before
-    it waits, and two handlers do not overlap because a person was quick.
+    it waits, and two handlers do not overlap because a person was quick. ``source``: only what still is in that state.
     """
     keep = _keep_seconds(State.CANCELLED)
     rows = _by_hand(
@@ -1030,16 +1036,18 @@ def cancel(using: str, ids: Collection[int]) -> set[int]:
         prune_after = {_PRUNE_AFTER.replace("told.keep", "%s::float8")}
         """,
         [keep, keep, conf.current().IDEMPOTENCY_RETENTION],
+        source,
     )
     if any(before == State.RUNNING for _, before, _, _ in rows):
         wakeups.send_after_commit(using, wakeups.CANCELLED)
     return {row[0] for row in rows}
 
 
-def requeue(using: str, ids: Collection[int]) -> set[int]:
+def requeue(using: str, ids: Collection[int], source: State | None = None) -> set[int]:
     """failed, dead, cancelled, succeeded -> queued, or scheduled while ``run_after`` is ahead. By a person.
 
     Attempts start from 0; history and fencing token stay. Returns the ids that moved; at most ``BATCH`` ids.
+    ``source``: only what still is in that state.
     """
     rows = _by_hand(
         using,
@@ -1050,6 +1058,7 @@ def requeue(using: str, ids: Collection[int]) -> set[int]:
         run_after = GREATEST(job.run_after, statement_timestamp()),
         attempts = 0, finished_at = NULL, prune_after = NULL, result = NULL, progress = NULL
         """,
+        source=source,
     )
     _wake_queues(using, rows)
     return {row[0] for row in rows}

@@ -8,7 +8,7 @@ fell from 21,549 to 5,454 inserts/s with it inside): it is sent after the commit
 process spends at most a twentieth of its time on those of one queue: one that took t uses up 20 t, at most 2 s, of
 which a process may be 40 ms ahead (with a strict pause of 20 t, 34 of 500 jobs at 100 a second waited 12 ms for a
 poll); and two are 5 ms apart. Where they take many times as long as the fastest ones did, many producers compete for
-the server, and each uses up to eight times less: 32 of them kept 90 % of their rate without that, now 98. What is
+the server, and each uses up to eight times less: 32 of them kept 90 % of their rate without that, now 94 to 99. What is
 dropped, the workers' short polls after they ran dry pick up.
 """
 

@@ -1,7 +1,8 @@
 """Which jobs an operator means: some ids, or all of one state in one queue, of one task, or anywhere.
 
-By state they are taken in bounded steps along an index, and a step that moves nobody is the last: what a verb has moved
-is no longer in the state that was asked for.
+By state they are taken in bounded steps along an index. Only what is still in that state as it is moved: a dead job
+that another operator has sent back may have succeeded meanwhile. Each at most once, and none that came later: what is
+requeued may be dead again before the last step, and producers go on.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def chosen(using: str, given: dict[str, Any]) -> JobQuerySet:
     return jobs.order_by(*_ORDER[state])
 
 
-def move(using: str, given: dict[str, Any], verb: Callable[[str, Collection[int]], set[int]]) -> tuple[set[int], int]:
+def move(
+    using: str, given: dict[str, Any], verb: Callable[[str, Collection[int], State | None], set[int]]
+) -> tuple[set[int], int]:
     """Apply ``verb`` to the jobs that were asked for; the ids that were named and did not move, and how many did.
 
     Raises CommandError, exit code 2, for a choice that is none or two.
@@ -95,20 +98,27 @@ def move(using: str, given: dict[str, Any], verb: Callable[[str, Collection[int]
             raise CommandError(f"{stray[0]} is no job's id.", returncode=2)
         moved: set[int] = set()
         for start in range(0, len(ids), transitions.BATCH):
-            moved |= verb(using, ids[start : start + transitions.BATCH])
+            moved |= verb(using, ids[start : start + transitions.BATCH], None)
         return set(ids) - moved, len(moved)
     if not (given["queue"] or given["task"] or given["all"]):
         raise CommandError("--state alone means all queues: say --all, or name a --queue or --task.", returncode=2)
     limit = given["limit"]
     if limit is not None and limit < 1:
         raise CommandError("--limit is at least 1.", returncode=2)
-    jobs = chosen(using, given)
+    state = State(given["state"])
+    newest = Job.objects.using(using).order_by("-id").values_list("id", flat=True).first() or 0
+    jobs = chosen(using, given).filter(pk__lte=newest)
     count = 0
     while limit is None or count < limit:
         step = transitions.BATCH if limit is None else min(transitions.BATCH, limit - count)
-        batch = verb(using, list(jobs.values_list("id", flat=True)[:step]))
-        count += len(batch)
-        if not batch:
+        ids = list(jobs.values_list("id", flat=True)[:step])
+        moved = verb(using, ids, state)
+        count += len(moved)
+        if state in (State.FAILED, State.DEAD):
+            if not ids:
+                break
+            jobs = jobs.filter(pk__lt=min(ids))  # its index is in the order of the ids
+        elif not moved:
             break
     return set(), count
 

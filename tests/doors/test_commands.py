@@ -59,6 +59,38 @@ def test_a_whole_state_of_a_queue_is_moved_in_bounded_steps(monkeypatch: pytest.
     assert Answer("pgqueue_requeue", "--state", "dead", "--all").out == "1 requeued"
 
 
+def test_a_job_that_left_the_state_between_the_look_and_the_step_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another operator has sent it back, and it has succeeded."""
+    dead, other = make_job("dead"), make_job("dead")
+    requeue = transitions.requeue
+
+    def late(using: str, ids: Any, source: State | None) -> set[int]:
+        if dead.pk in ids and state_of(dead.pk) == State.DEAD:
+            requeue(using, [dead.pk])
+            settle(claim()[0], ending(State.SUCCEEDED))
+        return requeue(using, ids, source)
+
+    monkeypatch.setattr(transitions, "requeue", late)
+    assert Answer("pgqueue_requeue", "--state", "dead", "--all").out == "1 requeued"
+    assert (state_of(dead.pk), state_of(other.pk)) == (State.SUCCEEDED, State.QUEUED)
+
+
+def test_jobs_that_die_again_meanwhile_are_requeued_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "BATCH", 2)
+    for _ in range(4):
+        make_job("dead")
+    requeue = transitions.requeue
+
+    def die_again(using: str, ids: Any, source: State | None) -> set[int]:
+        moved = requeue(using, ids, source)
+        for held in claim(len(moved)):
+            settle(held, ending(State.DEAD))
+        return moved
+
+    monkeypatch.setattr(transitions, "requeue", die_again)
+    assert Answer("pgqueue_requeue", "--state", "dead", "--all").out == "4 requeued"
+
+
 def test_cancel_by_state_and_task() -> None:
     queued = make_job("queued", task="shop.tasks.a")
     other = make_job("queued", task="shop.tasks.b")
@@ -168,6 +200,10 @@ def test_enqueue_takes_a_list_or_an_object_and_says_the_id() -> None:
         (["testproject.shop.tasks.make_invoice", "[1]", "--priority", "1000"], "priority"),
         (["testproject.shop.tasks.make_invoice", "[1]", "--queue", "a b"], "queue_name"),
         (["testproject.shop.tasks.make_invoice", "[NaN]"], "NaN"),
+        (["testproject.shop.tasks.make_invoice", "[" * 100_000], "no JSON"),
+        (["testproject.shop.tasks.make_invoice", "[1]", "--delay", "nan"], "--delay"),
+        (["testproject.shop.tasks.make_invoice", "[1]", "--delay", "inf"], "--delay"),
+        (["testproject.shop.tasks.make_invoice", "[1]", "--wait", "nan"], "--wait"),
     ],
 )
 def test_what_cannot_be_enqueued_is_not(words: list[str], text: str) -> None:

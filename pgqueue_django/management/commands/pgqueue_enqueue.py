@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from pgqueue_django.exceptions import PgQueueError, TaskNotFound
+from pgqueue_django.exceptions import MAX_DELAY, PgQueueError, TaskNotFound
 from pgqueue_django.management import selection
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
@@ -45,10 +45,13 @@ class Command(BaseCommand):
         using = selection.alias(given)
         try:
             arguments = json.loads(given["arguments"])
-        except ValueError as error:
-            raise CommandError(f"{given['arguments']!r} is no JSON: {error}", returncode=2) from error
+        except (ValueError, RecursionError) as error:
+            raise CommandError(f"{given['arguments'][:100]!r} is no JSON: {error}", returncode=2) from error
         if not isinstance(arguments, list | dict):
             raise CommandError("Arguments are a JSON list or object.", returncode=2)
+        for name in ("delay", "wait"):
+            if given[name] is not None and not 0 <= given[name] <= MAX_DELAY:
+                raise CommandError(f"--{name}: give 0 to {MAX_DELAY} seconds.", returncode=2)
         options = {
             "queue_name": given["queue"],
             "priority": given["priority"],
