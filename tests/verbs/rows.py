@@ -30,6 +30,9 @@ WORKER = "worker-1"
 LEASE = 30.0
 BOOM = Failure(Kind.ERROR, "ValueError", "boom", "Traceback ...")
 BACKOFF = '{"base": 2, "factor": 2, "cap": 3600}'
+# Seconds that a busy machine may hold a process up, beyond what we promise. What fails without the promise takes
+# much longer, or never ends.
+GRACE = 2.0
 
 
 # -- making ----------------------------------------------------------------------------------------------------
