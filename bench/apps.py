@@ -59,9 +59,9 @@ def _choose_lock(mode: str) -> None:
 
 
 def _forbid_prefetch() -> None:
-    from pgqueue_django.worker import loop
+    from pgqueue_django.worker import supply
 
-    prefetch = loop._Prefetch
+    prefetch = supply.Prefetch
     if not callable(prefetch.ahead):
         raise RuntimeError("the worker's prefetch is no longer where the benchmark looks for it")
     prefetch.ahead = lambda self, *, busy: 0  # type: ignore[method-assign]

@@ -15,20 +15,18 @@ import json
 import logging
 import os
 import queue
-import random
 import resource
 import secrets
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import QuerySet
 from psycopg import pq
 
 from pgqueue_django import conf, payload, stats, transitions, wakeups
@@ -55,6 +53,7 @@ from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
 from pgqueue_django.worker.listener import Listener
 from pgqueue_django.worker.slots import TRIES, Slots
+from pgqueue_django.worker.supply import Caps, Prefetch, Supply
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -62,16 +61,8 @@ CLEAN, NO_DATABASE, NOT_MIGRATED, RELEASED, WORN_OUT = 0, 4, 5, 7, 8  # exit cod
 
 _REFUSALS = 3  # of an outcome that may pass the next time
 _BUSY_SECONDS = 0.05  # until a row that someone holds is tried again
-_PREFETCH_SECONDS = 0.05  # how far ahead of its slots a worker claims
-_PREFETCH_MOST = 960
 _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
-_FIRST_POLL = 0.005  # after running dry; doubled up to the poll interval
-_FEW_WORKERS = 4  # so many may all come for one job
-_CROWD_SECONDS = 0.003  # of waiting for each of the others, where there are more
-_QUEUES_SECONDS = 1.0  # how long the list of ready queues is believed
 _SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
-_HEAD_SECONDS = 1.0  # how long claims then go on where the last one ended
-_WOKEN_HEAD_SECONDS = 0.1  # and after a wake-up
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
 _STUCK_SECONDS = 30.0
@@ -89,6 +80,7 @@ class Options:
     using: str
     name: str = ""
     queues: Sequence[str] = ()  # in this order, strictly; none: all, in turn
+    caps: Mapping[str, int] = field(default_factory=dict)  # of these queues no more at a time
     excluded: Sequence[str] = ()
     concurrency: int = field(default_factory=lambda: conf.current().CONCURRENCY)
     lease: float = field(default_factory=lambda: conf.current().LEASE)
@@ -172,8 +164,9 @@ class Loop:
         self._slots = Slots(
             options.concurrency, self._using, self._attempt_ended, lambda attempt: self.inbox.put(_Deaf(attempt))
         )
-        self._prefetch = _Prefetch(options.concurrency)
-        self._supply = _Supply(options)
+        self._prefetch = Prefetch(options.concurrency)
+        self._caps = Caps(options.caps)
+        self._supply = Supply(options.queues, options.excluded, options.poll_interval)
 
         self._trouble = Backoff()
         self._down_until = 0.0
@@ -307,6 +300,7 @@ class Loop:
 
     def _take_outcome(self, attempt: Attempt, outcome: Outcome) -> None:
         self._prefetch.ended(attempt)
+        self._leaves(attempt)
         if attempt.settled_inside and not isinstance(outcome, Released):
             # It is in the row, whatever the loop thought of it meanwhile.
             self._forget(attempt)
@@ -320,6 +314,11 @@ class Loop:
         else:
             self._outcomes.append((attempt, outcome))
         attempt.ended = True
+
+    def _leaves(self, attempt: Attempt) -> None:
+        """The slots are done with it, or will not begin it."""
+        if self._caps.gave(attempt.job.queue_name):
+            self._supply.next_claim_at = 0.0
 
     def _count_settled_inside(self, attempt: Attempt, outcome: Settled) -> None:
         """Once, whether the handler's thread or the fence tells it first."""
@@ -443,6 +442,7 @@ class Loop:
     def _give_back_unbegun(self) -> None:
         for attempt in self._slots.take_back():
             attempt.ended = True
+            self._leaves(attempt)
             self._releases.append((attempt.job, False))
 
     def _give_back_all(self) -> None:
@@ -704,11 +704,15 @@ class Loop:
         for name in self._supply.in_turn():
             room = self._room()
             free = max(0, min(room, self.options.concurrency - self._slots.load))
+            if capped := (most := self._caps.room(name, room)) < room:
+                room, free = most, min(free, most)
             claimed = self._claim_from(name, free, room - free) if room > 0 else 0
             found += claimed
             if claimed < free:
                 self._supply.ran_dry(name)
                 continue
+            if capped:
+                continue  # on to queues that may have more; this one's turn is when one of its own has ended
             full = True
             if claimed < room:
                 # Nothing more, or a last attempt, for which a slot must be free.
@@ -757,6 +761,7 @@ class Loop:
             self.held[job.id] = attempt = Attempt(job, task or _UNKNOWN, sent_at + self.options.lease, self._board)
             if task is not None:
                 attempts.append(attempt)
+                self._caps.took(job.queue_name)
             else:
                 attempt.ended = True
                 self._releases.append((job, True))
@@ -861,187 +866,6 @@ def _resident_bytes() -> int:
         # The most that it ever had: in kB, on macOS in bytes.
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024
-
-
-class _Supply:
-    """Which queues to claim from, in which order, and when to look again."""
-
-    def __init__(self, options: Options) -> None:
-        self._named = list(options.queues)
-        self._excluded = frozenset(options.excluded)
-        self._poll_interval = options.poll_interval
-        self._ready: list[str] = list(options.queues)
-        self._believed_until = 0.0
-        self._doubtful = True
-        self._pause = _FIRST_POLL
-        self._told: set[str] = set()
-        self._resume: dict[str, tuple[tuple[int, float, int], float]] = {}
-        self.next_claim_at = 0.0
-        self._woken = False  # since the last look
-        self._in_vain = False  # the last look after a wake-up found nothing
-        self.dry = False  # the last look found less than there was room for
-
-    def takes(self, name: str) -> bool:
-        return name not in self._excluded and (not self._named or name in self._named)
-
-    def of_mine(self, jobs: QuerySet[Job]) -> QuerySet[Job]:
-        if self._named:
-            jobs = jobs.filter(queue_name__in=self._named)
-        return jobs.exclude(queue_name__in=self._excluded) if self._excluded else jobs
-
-    @property
-    def stale(self) -> bool:
-        return not self._named and (self._doubtful or time.monotonic() >= self._believed_until)
-
-    def refresh(self, names: Sequence[str]) -> None:
-        # In the order of their turns: by the alphabet, the second one would be the first after each refresh.
-        ready = [name for name in names if self.takes(name)]
-        known = [name for name in self._ready if name in set(ready)]
-        self._ready = known + [name for name in ready if name not in set(known)]
-        self._believed_until = time.monotonic() + _QUEUES_SECONDS
-        self._doubtful = False
-
-    def in_turn(self) -> list[str]:
-        """The queues to look at: as they were named, or from a different first one each time."""
-        if self._named:
-            return [name for name in self._named if name not in self._excluded]
-        if self._ready:
-            self._ready.append(self._ready.pop(0))
-        return list(self._ready)
-
-    def resume(self, name: str) -> tuple[int, float, int] | None:
-        """The place in this queue to go on from; None: from its head."""
-        place, until = self._resume.get(name, (None, 0.0))
-        return place if time.monotonic() < until else None
-
-    def walked(self, name: str, place: tuple[int, float, int] | None, *, resumed: bool, slow: bool) -> None:
-        """A claim has found all that it asked for, the last one at ``place``; None: fewer.
-
-        If a walk from the head was slow the next ones go on from there, for a second: an old snapshot (a report,
-        a dump) keeps the dead entries of all that was claimed since at the head of the index. If such a one is
-        slow, too, then that is not why.
-        """
-        _, until = self._resume.pop(name, (None, 0.0))
-        now = time.monotonic()
-        if place is None or (resumed and (slow or now >= until)):
-            return
-        if resumed:
-            self._resume[name] = place, until
-        elif slow:
-            self._resume[name] = place, now + _HEAD_SECONDS
-
-    def ran_dry(self, name: str) -> None:
-        if not self._named and name in self._ready:
-            self._ready.remove(name)
-
-    def woken(self, hint: str | None, *, others: int = 0, busy: bool = False) -> None:
-        """A notification came; ``hint``: for this queue, None: something may have been missed.
-
-        It wakes all workers, and one of many gets the job. So who has work, or came in vain the last time, comes
-        after a random moment that grows with their number, and makes one look of all notifications until then; the
-        first of them is there after 3 ms, and who had the last job and is idle again comes at once.
-        """
-        window = _CROWD_SECONDS * max(0, others - _FEW_WORKERS) if hint is not None and (busy or self._in_vain) else 0.0
-        wait = random.random() * window  # noqa: S311
-        self.next_claim_at = min(self.next_claim_at, time.monotonic() + wait) if wait else 0.0
-        self._pause = min(max(_FIRST_POLL, window), self._poll_interval)
-        self._woken = True
-        # Not at once, or each of many wake-ups would be one more walk over all dead entries.
-        soon = time.monotonic() + _WOKEN_HEAD_SECONDS
-        for name, (place, until) in list(self._resume.items()):
-            if hint is None or hint == name:
-                self._resume[name] = place, min(until, soon)
-        # Who is told where the jobs are need not ask; what other queues have is asked every second all the same.
-        self._doubtful = hint is None
-        if hint is not None and hint not in self._ready and not self._named:
-            self._ready.append(hint)
-
-    def claimed(self, *, full: bool, some: bool) -> None:
-        """After a look: at once again if there was more than room for, soon if there was some, else later and later."""
-        self.dry = not full
-        if some:
-            self._pause = _FIRST_POLL
-            self._in_vain = False
-        elif self._woken:
-            self._in_vain = True
-        self._woken = False
-        if full:
-            self.next_claim_at = 0.0
-        else:
-            self.next_claim_at = time.monotonic() + self._pause
-            self._pause = min(2 * self._pause, self._poll_interval)
-            self._doubtful = True
-
-    def first_time(self, task: str) -> bool:
-        if task in self._told or len(self._told) > 1000:
-            return False
-        self._told.add(task)
-        return True
-
-
-class _Prefetch:
-    """How many jobs to hold beyond the slots: what these finish in 50 ms, by the tasks' own mean run times.
-
-    None while a task's mean is unknown or long: a job that takes seconds must not wait behind another one here
-    while some other worker is idle.
-    """
-
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._means: dict[str, float] = {}  # seconds, by task
-        self._recent: set[str] = set()  # tasks of the last claims
-        self._blocked = False
-        self._short = False
-        self._strangers = 0
-        self._ended_at = 0.0
-
-    def ahead(self, *, busy: bool) -> int:
-        """``busy``: no slot is free."""
-        if self._blocked or self._short:
-            return 0
-        if busy and time.monotonic() > self._ended_at + _PREFETCH_SECONDS:
-            # Whatever the mean says, they end nothing now: what another worker has given back for that reason
-            # would wait here for as long again.
-            return 0
-        if self._strangers:
-            return self._strangers
-        if not self._recent:
-            return 0
-        longest = max(self._means.get(task, float("inf")) for task in self._recent)
-        return min(_PREFETCH_MOST, int(self._slots * _PREFETCH_SECONDS / max(longest, 1e-6)))
-
-    def claimed(self, attempts: Sequence[Attempt], strangers: int) -> None:
-        """``strangers``: how many more were claimed whose task is unknown here.
-
-        While that is all there is, as after a deploy that this worker is not part of, claims double: a hundred
-        thousand of them, claimed by the slot, keep the jobs behind them waiting for minutes.
-        """
-        if attempts:
-            self._recent = {attempt.job.task for attempt in attempts}
-            self._strangers = 0
-        elif strangers:
-            self._short = False
-            self._strangers = min(max(0, transitions.BATCH - self._slots), 2 * max(self._strangers, self._slots))
-
-    def overshot(self) -> None:
-        """Jobs waited here for longer than they should: no more ahead until one has ended."""
-        self._blocked = True
-
-    def fell_short(self) -> None:
-        """The last claim found less than there was room for: no more ahead until a slot is free."""
-        self._short = True
-
-    def ended(self, attempt: Attempt) -> None:
-        self._short = False
-        if attempt.begun_at is None:
-            return
-        self._blocked = False
-        self._ended_at = time.monotonic()
-        # Not until now: the loop may hear of it late, and of many at once.
-        seconds = (attempt.ended_at or time.monotonic()) - attempt.begun_at
-        mean = self._means.get(attempt.job.task)
-        # A long run counts at once, short ones have to convince: holding too much is worse than too little.
-        self._means[attempt.job.task] = seconds if mean is None or seconds > 4 * mean else 0.9 * mean + 0.1 * seconds
 
 
 __all__ = ["CLEAN", "RELEASED", "Loop", "Options"]

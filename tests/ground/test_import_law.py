@@ -19,7 +19,7 @@ ORDER = (  # as lines of words: a list of strings reads worse
     exceptions states backoff cron payload context outcomes compat signals conf
     models wakeups stats transitions tasks schedules snapshot problems
     worker worker.board worker.connections worker.guard worker.executor worker.slots worker.heartbeat worker.chores
-    worker.listener worker.loop worker.supervisor
+    worker.listener worker.supply worker.loop worker.supervisor
     metrics backend views dashboard urls admin testing checks management management.commands management.commands.*
     apps __init__
     """.strip()

@@ -13,7 +13,7 @@ import pytest
 from pgqueue_django import enqueue_many, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
-from pgqueue_django.worker import loop
+from pgqueue_django.worker import loop, supply
 from tests.machine import handlers
 
 from .workers import GRACE, REAL_DATABASE, Running, always, job, notes, seconds, wait_for, wait_for_state
@@ -97,12 +97,12 @@ def test_slow_claims_go_on_where_the_last_one_ended_and_look_at_the_head_again(
     assert all(one is None or other is None for one, other in pairwise(places))
     # No wake-up tells of what comes meanwhile; walks that go on are not slow here.
     monkeypatch.setattr(loop, "_SLOW_CLAIM_SECONDS", 60.0)
-    walked = loop._Supply.walked
+    walked = supply.Supply.walked
 
     def first_is_slow(self: Any, name: str, place: Any, *, resumed: bool, slow: bool) -> None:
         walked(self, name, place, resumed=resumed, slow=not resumed)
 
-    monkeypatch.setattr(loop._Supply, "walked", first_is_slow)
+    monkeypatch.setattr(supply.Supply, "walked", first_is_slow)
     backlog = enqueue_many(handlers.sleep.call(0.01) for _ in range(1_000))
     worker(concurrency=1, listen=False)
     places.clear()
@@ -294,3 +294,66 @@ def test_a_queue_that_appears_while_others_are_full_gets_its_turn(worker: Worker
     # The list of queues is believed for a second.
     wait_for_state(late, State.SUCCEEDED, timeout=3)
     assert Job.objects.filter(queue_name="full", state=State.QUEUED).exists()
+
+
+# -- queues with a limit of their own --------------------------------------------------------------------------
+
+
+def running_in(name: str) -> int:
+    return Job.objects.filter(queue_name=name, state=State.RUNNING).count()
+
+
+def test_a_queue_with_a_limit_leaves_the_other_slots_to_the_next_ones(worker: Worker, gate: Gate) -> None:
+    """Plain and async handlers together; and who had to wait comes as soon as one of its own has ended."""
+    doors = [gate() for _ in range(10)]
+    billing = [
+        (handlers.write_and_wait if number % 2 else handlers.write_and_await).using(queue_name="billing")
+        for number in range(10)
+    ]
+    for task, door in zip(billing, doors, strict=True):
+        task.enqueue(str(door))
+    other = gate()
+    enqueue_many(handlers.wait_unwritten.call(str(other)) for _ in range(10))
+    # Nothing else wakes it: no notifications, and a look is half a minute away.
+    running = worker(concurrency=8, queues=["billing", "default"], caps={"billing": 2}, poll_interval=30)
+    wait_for(lambda: running_in("default") == 6)
+    for ended in range(4):
+        wait_for(lambda ended=ended: len(notes("begun")) == 2 + ended)
+        # Longer than what any is claimed ahead of.
+        always(lambda: (running_in("billing"), running_in("default")) == (2, 6), 0.6)
+        doors[ended].open()
+    for door in (*doors, other):
+        door.open()
+    wait_for(lambda: Job.objects.filter(state=State.SUCCEEDED).count() == 20)
+    assert running.stop() == 0
+
+
+def test_a_handler_that_goes_on_after_its_time_still_counts_for_its_queues_limit(worker: Worker, gate: Gate) -> None:
+    door = gate()
+    late = handlers.overrun_at.using(queue_name="billing", max_attempts=1).enqueue(str(door))
+    running = worker(concurrency=4, queues=["billing"], caps={"billing": 1})
+    wait_for_state(late, State.DEAD)
+    second = handlers.do_nothing.using(queue_name="billing").enqueue()
+    always(lambda: job(second).fencing_token == 0, 0.3)
+    assert running.loop._slots.load == 1
+    door.open()
+    wait_for_state(second, State.SUCCEEDED)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_limit_loses_no_job_of_a_drain(drain: Drain, most: int) -> None:
+    enqueue_many(handlers.append.using(queue_name=name).call(name) for _ in range(300) for name in "ab")
+    drain(concurrency=4, queues=["a", "b"], caps={"a": most})
+    assert sorted(handlers.order) == ["a"] * 300 + ["b"] * 300
+    assert set(Job.objects.values_list("attempts", flat=True)) == {1}
+
+
+def test_what_is_given_back_unbegun_makes_room_again() -> None:
+    caps = supply.Caps({"a": 2})
+    caps.took("a")
+    caps.took("a")
+    assert (caps.room("a", 5), caps.room("b", 5)) == (0, 5)
+    assert caps.gave("a")
+    assert not caps.gave("a")
+    assert not caps.gave("b")
+    assert caps.room("a", 5) == 2

@@ -14,7 +14,7 @@ from django.db import connection
 from pgqueue_django import transitions, wakeups
 from pgqueue_django.models import Worker as WorkerRow
 from pgqueue_django.states import State
-from pgqueue_django.worker import loop
+from pgqueue_django.worker import supply
 from tests.machine import handlers
 
 from .workers import GRACE, REAL_DATABASE, Running, always, job, notes, sessions, wait_for, wait_for_state
@@ -175,7 +175,7 @@ def come_in_vain(running: Running) -> None:
 def test_among_many_workers_who_came_in_vain_comes_later_and_who_had_a_job_comes_at_once(
     worker: Worker, gate: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_CROWD_SECONDS", 60)
+    monkeypatch.setattr(supply, "_CROWD_SECONDS", 60)
     running = worker(poll_interval=30, listen=True)
     with_others(running, 40)
     come_in_vain(running)
@@ -205,7 +205,7 @@ def test_a_job_that_nobody_comes_for_at_once_is_picked_up_by_one_of_the_many(wor
 
 
 def test_of_few_workers_each_comes_for_every_job(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_CROWD_SECONDS", 60)
+    monkeypatch.setattr(supply, "_CROWD_SECONDS", 60)
     running = worker(poll_interval=30, listen=True)
     with_others(running, 4)
     come_in_vain(running)

@@ -131,6 +131,10 @@ BAD_OPTIONS = [
     (["--queues", ","], "A-Za-z0-9_.-"),
     (["--queues", "x" * 64], "A-Za-z0-9_.-"),
     (["--exclude-queues", "!"], "A-Za-z0-9_.-"),
+    (["--queues", "a:0"], "not a whole number of at least 1"),
+    (["--queues", "a:"], "not a whole number of at least 1"),
+    (["--queues", "a:x,b"], "not a whole number of at least 1"),
+    (["--queues", "a,b,a:3"], "a is named twice"),
     (["--databse", "default"], "--databse"),
 ]
 
@@ -165,11 +169,19 @@ def test_a_process_with_bad_options_ends_with_2(process: Start) -> None:
 
 def test_the_banner_states_the_facts(process: Start) -> None:
     started = process(
-        *("--name", "counter-7", "--queues", "b,a", "--exclude-queues", "c", "--concurrency", "3"),
+        *("--name", "counter-7", "--queues", "b:2,a", "--exclude-queues", "c", "--concurrency", "3"),
         *("--lease", "12", "--poll-interval", "2", "--max-jobs", "1"),
     ).wait_until_ready()
     banner = next(line for line in started.log.splitlines() if "worker counter-7:" in line)
-    for fact in ["database default", "queues b, a but c", "3 slots", "lease 12 s", "heartbeat 4 s", "2 s", "listening"]:
+    for fact in [
+        "database default",
+        "queues b (at most 2), a but c",
+        "3 slots",
+        "lease 12 s",
+        "heartbeat 4 s",
+        "2 s",
+        "listening",
+    ]:
         assert fact in banner
     # The shop's tasks, found in the installed apps.
     assert "testproject.shop.tasks." in banner
@@ -273,7 +285,7 @@ def parsed(*words: str) -> dict[str, Any]:
 
 def test_every_option_can_be_given_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
-        "QUEUES": "a,b",
+        "QUEUES": "a:4,b",
         "CONCURRENCY": "3",
         "LEASE": "7.5",
         "NO_LISTEN": "1",
@@ -285,7 +297,7 @@ def test_every_option_can_be_given_in_the_environment(monkeypatch: pytest.Monkey
     for name, text in given.items():
         monkeypatch.setenv(f"PGQUEUE_WORKER_{name}", text)
     options = parsed("--lease", "8")
-    assert (options["queues"], options["concurrency"], options["lease"]) == (["a", "b"], 3, 8)
+    assert (options["queues"], options["concurrency"], options["lease"]) == ({"a": 4, "b": None}, 3, 8)
     assert (options["no_listen"], options["drain"], options["max_memory"]) == (True, False, 9)
     assert (options["name"], options["processes"]) == ("x", 2)
 

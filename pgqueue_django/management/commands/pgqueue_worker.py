@@ -47,7 +47,12 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         settings = conf.current()
         add = partial(_add_argument, parser)
-        add("--queues", type=_names, default=(), help="only these, in strict order: a,b")
+        add(
+            "--queues",
+            type=_queues,
+            default={},
+            help="only these, in strict order: a,b; with a limit, a:4,b, no more than so many of that one at a time",
+        )
         add("--exclude-queues", type=_names, default=(), help="all but these: a,b")
         add(
             "--concurrency",
@@ -103,10 +108,12 @@ class Command(BaseCommand):
         if getattr(self, "_called_from_command_line", False):
             sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
         autodiscover_modules("tasks")
+        queues = given["queues"] if isinstance(given["queues"], dict) else _queues(given["queues"])
         options = Options(
             using=using,
             name=f"{given['name']}-{inherited.number}" if given["name"] and inherited else given["name"],
-            queues=_called_with(given["queues"]),
+            queues=list(queues),
+            caps={name: most for name, most in queues.items() if most is not None},
             excluded=_called_with(given["exclude_queues"]),
             concurrency=given["concurrency"],
             lease=given["lease"],
@@ -190,11 +197,20 @@ def _names(text: str) -> list[str]:
         # An empty one, too: an unset variable must not mean all queues.
         if not QUEUE_NAME.fullmatch(name):
             raise ArgumentTypeError(f"{name!r} is no queue; give names of 1 to 63 characters A-Za-z0-9_.- as in a,b")
+        if names.count(name) > 1:
+            raise ArgumentTypeError(f"{name} is named twice")
     return names
 
 
+def _queues(text: str | Sequence[str]) -> dict[str, int | None]:
+    """``billing:4,default``: the queues in their order, each with its limit. Names alone may be a sequence."""
+    parts = [part.strip().partition(":") for part in (text.split(",") if isinstance(text, str) else text)]
+    names = _names(",".join(name for name, _, _ in parts)) if parts else []
+    return {name: _whole(1)(most) if colon else None for name, (_, colon, most) in zip(names, parts, strict=True)}
+
+
 def _called_with(names: str | Sequence[str]) -> Sequence[str]:
-    """``call_command(queues="a,b")`` does not go through the parser."""
+    """``call_command(exclude_queues="a,b")`` does not go through the parser."""
     return _names(names) if isinstance(names, str) else names
 
 
@@ -308,7 +324,8 @@ def _announce(loop: Loop) -> None:
         loop.worker_id,
         options.using,
         describe(connections[options.using]),
-        ", ".join(options.queues) or "all",
+        ", ".join(f"{name} (at most {options.caps[name]})" if name in options.caps else name for name in options.queues)
+        or "all",
         f" but {', '.join(options.excluded)}" if options.excluded else "",
         options.concurrency,
         options.lease,
