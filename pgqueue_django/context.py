@@ -47,7 +47,7 @@ class JobContext:
     ``deadline`` is a moment of ``time.monotonic()``, None without a timeout.
     """
 
-    __slots__ = ("_cancelled", "_report", "attempt", "deadline", "job_id", "max_attempts")
+    __slots__ = ("_cancelled", "_gives_way", "_report", "attempt", "deadline", "job_id", "max_attempts")
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class JobContext:
         max_attempts: int,
         deadline: float | None,
         cancelled: Latch,
+        gives_way: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
         self.job_id = job_id
@@ -64,6 +65,7 @@ class JobContext:
         self.max_attempts = max_attempts
         self.deadline = deadline
         self._cancelled = cancelled
+        self._gives_way = gives_way
         self._report = report
 
     @property
@@ -71,9 +73,13 @@ class JobContext:
         """True once the attempt counts no more: a person cancelled it, its lease or its time is lost.
 
         A plain handler that has asked has two seconds to return by itself before it is interrupted.
+
+        Also True when its lease has ended because no heartbeat came through: another worker may have the job by now.
+        Who is told so once is told so ever after, and what it returns is no success. Who does not ask goes on, and if
+        nobody has taken the job meanwhile, its outcome counts.
         """
         self._cancelled.is_watched = True
-        return self._cancelled.is_set()
+        return self._cancelled.is_set() or self._gives_way()
 
     @property
     def remaining(self) -> float | None:

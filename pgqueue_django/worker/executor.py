@@ -63,6 +63,7 @@ class Attempt:
     refusals = 0  # how often the database refused its outcome
     refused_at = -1  # and how many flushes it had taken before the last time
     slot: Any = None  # where it runs: how slots.py interrupts it
+    gave_way = False  # its handler asked, and was told that its lease had ended
     is_cleaning_up = False  # its coroutine is beyond the handler, and is not to be cancelled any more
     guard: Guard | None = None  # around its handler, while that runs in a thread
     coroutine: asyncio.Task[Outcome] | None = None
@@ -126,8 +127,14 @@ class Attempt:
             max_attempts=self.job.max_attempts,
             deadline=self.deadline,
             cancelled=self.void,
+            gives_way=self.gives_way,
             report=self.report,
         )
+
+    def gives_way(self) -> bool:
+        """Whether another worker may have its job by now; the handler that asks is to stop, and has not succeeded."""
+        self.gave_way = self.gave_way or lease_clock() >= self.lease_until
+        return self.gave_way
 
     def settlement(self, outcome: Settled) -> Settlement:
         if self.begun_at is None:
@@ -203,7 +210,7 @@ async def run_async(attempt: Attempt) -> Outcome:
             max_workers=1, initializer=prepare_thread, initargs=(attempt.wrappers,)
         )
         try:
-            outcome = _succeeded(await _handler(attempt)(*args, **kwargs))
+            outcome = _succeeded(_unless_it_gave_way(attempt, await _handler(attempt)(*args, **kwargs)))
         except BaseException as error:
             outcome = ended_with(attempt, error)
         attempt.is_cleaning_up = True
@@ -251,7 +258,13 @@ def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any]) -> Any:
             raise LeaseLost("The attempt counted no more before its handler was called.")
         return _handler(attempt)(*args, **kwargs)
 
-    return own.call(handle)
+    return _unless_it_gave_way(attempt, own.call(handle))
+
+
+def _unless_it_gave_way(attempt: Attempt, result: Any) -> Any:
+    if attempt.gave_way:
+        raise LeaseLost("No heartbeat came through until the lease ended; the handler was told so, and returned.")
+    return result
 
 
 class _BadResult(Exception):
@@ -328,6 +341,8 @@ def _meaning(attempt: Attempt, error: BaseException) -> Settled:
         return again(attempt, _failure(Kind.RESULT, error.__cause__ or error))
     if isinstance(error, JobTimeout):
         return again(attempt, _failure(Kind.TIMEOUT, error))
+    if isinstance(error, LeaseLost):
+        return again(attempt, _failure(Kind.LEASE_EXPIRED, error))
     return again(attempt, _failure(Kind.ERROR, error))
 
 

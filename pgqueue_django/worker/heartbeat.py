@@ -37,7 +37,8 @@ class Heartbeat(threading.Thread):
     """Beats at once when ``nudge`` is called, else each ``interval`` seconds, until ``stop``.
 
     ``held`` gives the attempts at this moment; ``lost`` hears of each that is gone, with its state now (None:
-    the row is gone, too); ``row`` is this worker's row in the table of workers, without the count of ``running``.
+    the row is gone, too), ``recovered`` of the first beat after ``is_in_time`` was False; ``row`` is this worker's
+    row in the table of workers, without the count of ``running``.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Heartbeat(threading.Thread):
         lease_seconds: float,
         held: Callable[[], Iterable[Attempt]],
         lost: Callable[[Attempt, State | None], None],
+        recovered: Callable[[], None],
         row: Callable[[int], list[object]],
     ) -> None:
         super().__init__(name="pgqueue heartbeat", daemon=True)
@@ -58,12 +60,19 @@ class Heartbeat(threading.Thread):
         self._lease_seconds = lease_seconds
         self._held = held
         self._lost = lost
+        self._recovered = recovered
         self._row = row
         self.others = 0
         """Other workers that are alive, whatever their queues; of the last beat."""
+        self._renewed_at = lease_clock()
         self._nudged = threading.Event()
         self._stopping = False
         self._grumbler = Grumbler("heartbeat")
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether leases can be renewed: the last time that they were is less than a lease ago."""
+        return lease_clock() < self._renewed_at + self._lease_seconds
 
     def nudge(self) -> None:
         self._nudged.set()
@@ -98,9 +107,13 @@ class Heartbeat(threading.Thread):
         attempts = {attempt.job.id: attempt for attempt in self._held()}
         ids = sorted(attempts)
         busy = False
+        sent_at = lease_clock()
         for start in range(0, len(ids), transitions.BATCH):
             part = [attempts[id] for id in ids[start : start + transitions.BATCH]]
             busy |= self._beat_for(part)
+        was_in_time, self._renewed_at = self.is_in_time, sent_at
+        if not was_in_time:
+            self._recovered()
         with connections[self._using].cursor() as cursor:
             cursor.execute(_REGISTER, [*self._row(len(attempts)), 2 * self._interval])  # type: ignore[list-item]
             (self.others,) = cursor.fetchone()

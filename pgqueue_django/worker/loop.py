@@ -182,6 +182,7 @@ class Loop:
         self._has_looked = False
         self._began_at = time.monotonic()
         self._is_quiet = False
+        self._is_in_doubt = False  # no lease could be renewed for as long as one lasts
         self._is_retiring = False
         self._gave_up = False
         self._worn_out = False  # a handler that nothing stops has one of its places
@@ -194,6 +195,7 @@ class Loop:
             lease_seconds=options.lease,
             held=lambda: list(self.held.values()),
             lost=lambda attempt, state: self.inbox.put(_Lost(attempt, state)),
+            recovered=lambda: self.inbox.put(_Woken(None)),
             row=self._worker_row,
         )
         self._chores = Chores(
@@ -417,6 +419,7 @@ class Loop:
                     attempt.ended_at = now
                     self._outcomes.append((attempt, executor.timed_out(attempt)))
                     self._slots.interrupt(attempt, JobTimeout)
+            self._look_at_heartbeats()
             self._look_at_limits(now)
         oldest = self._slots.oldest_wait()
         if oldest is not None and now - oldest >= _UNBEGUN_SECONDS:
@@ -424,6 +427,21 @@ class Loop:
             self._give_back_unbegun()
         if self._stop_at is not None and now >= self._stop_at:
             self._give_back_all()
+
+    def _look_at_heartbeats(self) -> None:
+        """While none come through nothing is begun, and handlers that ask are told: others may have their jobs."""
+        if self._heartbeat.is_in_time:
+            self._is_in_doubt = False
+        elif not self._is_in_doubt:
+            self._is_in_doubt = True
+            logger.warning(
+                "no heartbeat has come through for %g s: nothing is begun, %d jobs held",
+                self.options.lease,
+                len(self.held),
+            )
+            # It may have been this process or its machine that stood still.
+            self._heartbeat.nudge()
+            self._give_back_unbegun()
 
     def _look_at_limits(self, now: float) -> None:
         options = self.options
@@ -679,7 +697,9 @@ class Loop:
     # Claim and hand out ----------------------------------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        return not self._is_ending and not self._is_quiet and (self._left is None or self._left > 0)
+        if self._is_ending or self._is_quiet or (self._has_looked and not self._heartbeat.is_in_time):
+            return False
+        return self._left is None or self._left > 0
 
     @property
     def _is_ending(self) -> bool:

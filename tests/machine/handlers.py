@@ -782,6 +782,17 @@ def wait_until_cancelled(context: JobContext) -> None:
 
 
 @task(takes_context=True)
+async def wait_until_cancelled_async(context: JobContext) -> None:
+    await asyncio.to_thread(wait_until_cancelled.func, context)
+
+
+@task(takes_context=True, atomic=True, timeout=60)
+def write_until_cancelled_atomic(context: JobContext) -> None:
+    write.func("rolled back")
+    wait_until_cancelled.func(context)
+
+
+@task(takes_context=True)
 def clean_up_when_cancelled(context: JobContext) -> None:
     note("begun", context.job_id)
     deadline = time.monotonic() + 60

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -20,7 +20,7 @@ from pgqueue_django.tasks import resolve
 from pgqueue_django.worker import executor
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Process, Running, failure, job, notes, wait_for, wait_for_state
+from .workers import GRACE, REAL_DATABASE, Process, Running, always, failure, job, notes, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Worker = Callable[..., Running]
@@ -175,3 +175,73 @@ def test_a_row_that_a_session_holds_costs_no_other_lease(
     for enqueued in jobs[1:]:
         assert wait_for_state(enqueued, State.SUCCEEDED).attempts == 1
     wait_for_state(locked, State.SUCCEEDED, State.RETRYING)
+
+
+# -- heartbeats that do not come through -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_heartbeats() -> Iterator[Callable[[], None]]:
+    """From now on no lease is renewed, and none reaped; calling it ends that."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            CREATE FUNCTION refuse_renewal() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                IF current_setting('application_name') IN ('pgqueue heartbeat', 'pgqueue chores') THEN
+                    RAISE 'not now' USING ERRCODE = 'lock_not_available';
+                END IF;
+                RETURN new;
+            END $$;
+            CREATE TRIGGER refuse_renewal BEFORE UPDATE ON pgqueue_job FOR EACH ROW EXECUTE FUNCTION refuse_renewal();
+            """
+        )
+
+    def end() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION IF EXISTS refuse_renewal CASCADE")
+
+    yield end
+    end()
+
+
+def test_a_worker_whose_heartbeats_fail_for_a_lease_begins_nothing_and_tells_its_handlers(
+    worker: Worker, gate: Gate, no_heartbeats: Callable[[], None]
+) -> None:
+    door = gate()
+    told = [
+        handlers.wait_until_cancelled.using(max_attempts=1).enqueue(),
+        handlers.wait_until_cancelled_async.using(max_attempts=1).enqueue(),
+        handlers.write_until_cancelled_atomic.using(max_attempts=1).enqueue(),
+    ]
+    # It does not ask, and nobody takes its job: its outcome counts.
+    deaf = handlers.write_and_wait.enqueue(str(door))
+    running = worker(concurrency=8, lease=1.0)
+    wait_for(lambda: len([event for _, event in notes() if event == "begun"]) >= 3)
+    for enqueued in told:
+        row = wait_for_state(enqueued, State.DEAD, timeout=1 + GRACE)
+        assert (row.attempts, failure(enqueued)["kind"], failure(enqueued)["error_type"]) == (
+            *(1, "lease_expired"),
+            "pgqueue_django.exceptions.LeaseLost",
+        )
+    assert notes("rolled back") == []
+    wait_for(lambda: not running.loop._heartbeat.is_in_time)
+    late = handlers.do_nothing.enqueue()
+    always(lambda: job(late).fencing_token == 0, 0.5)
+    door.open()
+    assert wait_for_state(deaf, State.SUCCEEDED).attempts == 1
+    no_heartbeats()
+    assert wait_for_state(late, State.SUCCEEDED, timeout=1 + GRACE).attempts == 1
+    assert running.stop() == 0
+
+
+def test_who_was_told_that_the_lease_has_ended_is_told_so_ever_after() -> None:
+    handlers.write.enqueue("never")
+    (held,) = transitions.claim("default", queue_name="default", slots=1, worker_id="w", lease_seconds=30)
+    attempt = executor.Attempt(held, resolve(held.task), executor.lease_clock() + 60)
+    context = attempt.context()
+    assert not context.cancelled
+    attempt.lease_until = executor.lease_clock() - 1
+    assert context.cancelled
+    # A heartbeat came through after all: what the handler has left undone since stays undone.
+    attempt.lease_until = executor.lease_clock() + 60
+    assert context.cancelled
