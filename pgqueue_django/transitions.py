@@ -28,7 +28,7 @@ import psycopg
 from django.db import DatabaseError, DataError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
-from . import conf, stats, wakeups
+from . import conf, logs, stats, wakeups
 from .backoff import Backoff
 from .exceptions import InvalidOption
 from .models import Job, JobQuerySet
@@ -840,7 +840,11 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
                 if connections[using].needs_rollback:
                     raise
                 # Without the error's text: PostgreSQL shows the row in it, and so the payload.
-                logger.error("%s #%d cannot be given up: %s; it stays running", row.task, row.id, type(error).__name__)
+                logger.error(
+                    "%s #%d cannot be given up: %s; it stays running",
+                    *(row.task, row.id, type(error).__name__),
+                    extra=logs.event("job.refused", job_id=row.id, task=row.task),
+                )
         return moved
 
 

@@ -24,7 +24,7 @@ from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from psycopg import Error as PsycopgError
 from psycopg import pq
 
-from pgqueue_django import conf
+from pgqueue_django import conf, logs
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -212,11 +212,19 @@ class Grumbler:
         self._count += 1
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + 30
-            logger.warning("%s: %s (%d so far); trying again", self._subject, first_line(error), self._count)
+            logger.warning(
+                "%s: %s (%d so far); trying again",
+                *(self._subject, first_line(error), self._count),
+                extra=logs.event("database.failing", subject=self._subject, failures=self._count),
+            )
 
     def worked(self) -> None:
         if self._count:
-            logger.warning("%s: works again after %d failures", self._subject, self._count)
+            logger.warning(
+                "%s: works again after %d failures",
+                *(self._subject, self._count),
+                extra=logs.event("database.working", subject=self._subject, failures=self._count),
+            )
         self._count, self._next = 0, 0.0
 
 

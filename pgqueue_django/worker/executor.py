@@ -22,7 +22,7 @@ from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries, transaction
 
-from pgqueue_django import conf, payload, transitions
+from pgqueue_django import conf, logs, payload, transitions
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext, Latch
 from pgqueue_django.exceptions import MAX_DELAY, InvalidPayload, JobTimeout, LeaseLost, PermanentError, Retry
@@ -160,6 +160,7 @@ def run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
 
 
 def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
+    logs.current_job.set(attempt.job)
     if _are_used(wrappers):
         _between_attempts()
     outcome: Outcome
@@ -199,6 +200,7 @@ async def run_async(attempt: Attempt) -> Outcome:
     """Run an async handler on this event loop; its synchronous parts get a thread and connections of its own."""
     if not attempt.begin():
         return Released()
+    logs.current_job.set(attempt.job)
     try:
         args, kwargs = _arguments(attempt)
     except InvalidPayload as error:
@@ -301,7 +303,11 @@ def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], 
             raise
         # The job is done, and nobody can take that back.
         job = attempt.job
-        logger.warning("%s #%d succeeded; then one of its on_commit hooks failed: %s", job.task, job.id, _text(error))
+        logger.warning(
+            "%s #%d succeeded; then one of its on_commit hooks failed: %s",
+            *(job.task, job.id, _text(error)),
+            extra=logs.event("job.warning", job),
+        )
     assert outcome is not None  # noqa: S101
     return outcome
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from django.db import DatabaseError, connections
 
-from pgqueue_django import transitions
+from pgqueue_django import logs, transitions
 from pgqueue_django.states import State
 from pgqueue_django.worker.connections import Grumbler, drop, first_line, is_broken, may_pass, own_connection
 from pgqueue_django.worker.executor import Attempt, lease_clock
@@ -130,7 +130,11 @@ class Heartbeat(threading.Thread):
                 middle = len(attempts) // 2
                 return any([self._beat_for(attempts[:middle]), self._beat_for(attempts[middle:])])
             job = attempts[0].job
-            logger.error("%s #%d: its lease cannot be extended: %s", job.task, job.id, first_line(error))
+            logger.error(
+                "%s #%d: its lease cannot be extended: %s",
+                *(job.task, job.id, first_line(error)),
+                extra=logs.event("job.refused", job),
+            )
             return False
 
     def _beat_once(self, attempts: list[Attempt]) -> bool:

@@ -29,7 +29,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import pq
 
-from pgqueue_django import conf, payload, stats, transitions, wakeups
+from pgqueue_django import conf, logs, payload, stats, transitions, wakeups
 from pgqueue_django.exceptions import JobCancelled, JobTimeout, LeaseLost, TaskNotFound
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
@@ -71,6 +71,14 @@ _LOOK_SECONDS = 0.25  # how often deadlines are looked at
 
 # What an attempt runs whose task cannot be imported here: nothing; it is given back.
 _UNKNOWN: Task[Any, Any] = Task("pgqueue_django.unknown")
+
+
+_EVENTS: dict[State, logs.Event] = {
+    State.SUCCEEDED: "job.succeeded",
+    State.RETRYING: "job.retrying",
+    State.FAILED: "job.failed",
+    State.DEAD: "job.dead",
+}
 
 
 @dataclass(frozen=True)
@@ -298,7 +306,7 @@ class Loop:
             case _Quiet():
                 self._take_quiet()
             case _Report():
-                logger.info("%s", self._describe())
+                logger.info("%s", self._describe(), extra=logs.event("worker.status", held=len(self.held)))
 
     def _take_outcome(self, attempt: Attempt, outcome: Outcome) -> None:
         self._prefetch.ended(attempt)
@@ -347,7 +355,11 @@ class Loop:
         attempt.ended = True
         self._forget(attempt)
         what = "was cancelled" if state == State.CANCELLED else f"lost its lease (the job is {state or 'gone'} now)"
-        logger.warning("%s #%d %s while it ran; its outcome is void", attempt.job.task, attempt.job.id, what)
+        logger.warning(
+            "%s #%d %s while it ran; its outcome is void",
+            *(attempt.job.task, attempt.job.id, what),
+            extra=logs.event("job.cancelled" if state == State.CANCELLED else "job.lost", attempt.job),
+        )
         self._slots.interrupt(attempt, JobCancelled if state == State.CANCELLED else LeaseLost)
 
     def _take_deaf(self, attempt: Attempt) -> None:
@@ -359,6 +371,7 @@ class Loop:
             "%s #%d goes on although it was interrupted %d times: this process finishes what else it runs and ends, "
             "with exit code %d, to be replaced",
             *(attempt.job.task, attempt.job.id, TRIES, WORN_OUT),
+            extra=logs.event("worker.worn_out", attempt.job),
         )
         self._exit_code = self._exit_code or WORN_OUT
         if self._stop_at is None:
@@ -368,7 +381,11 @@ class Loop:
     def _take_stop(self, signal: int) -> None:
         self._signals.append(signal)
         if len(self._signals) == 1:
-            logger.info("stopping: %d jobs may finish, for %g s", len(self.held), self.options.shutdown_timeout)
+            logger.info(
+                "stopping: %d jobs may finish, for %g s",
+                *(len(self.held), self.options.shutdown_timeout),
+                extra=logs.event("worker.stopping", held=len(self.held)),
+            )
             self._stop_at = time.monotonic() + self.options.shutdown_timeout
             self._give_back_unbegun()
         else:
@@ -377,7 +394,11 @@ class Loop:
     def _take_quiet(self) -> None:
         if not self._is_quiet:
             self._is_quiet = True
-            logger.info("quiet: %d jobs may finish, nothing more is claimed", len(self.held))
+            logger.info(
+                "quiet: %d jobs may finish, nothing more is claimed",
+                len(self.held),
+                extra=logs.event("worker.quiet", held=len(self.held)),
+            )
             self._give_back_unbegun()
 
     def _describe(self) -> str:
@@ -436,8 +457,8 @@ class Loop:
             self._is_in_doubt = True
             logger.warning(
                 "no heartbeat has come through for %g s: nothing is begun, %d jobs held",
-                self.options.lease,
-                len(self.held),
+                *(self.options.lease, len(self.held)),
+                extra=logs.event("worker.doubtful", held=len(self.held)),
             )
             # It may have been this process or its machine that stood still.
             self._heartbeat.nudge()
@@ -453,7 +474,12 @@ class Loop:
             why = f"it has {bytes / 1e6:.0f} MB in memory"
         else:
             return
-        logger.info("ending after %d more jobs: %s", len(self.held), why)
+        logger.info(
+            "ending after %d more jobs: %s",
+            len(self.held),
+            why,
+            extra=logs.event("worker.retiring", held=len(self.held)),
+        )
         self._is_retiring = True
         self._give_back_unbegun()
 
@@ -501,10 +527,19 @@ class Loop:
         wait = self.options.db_wait
         if is_undefined(error):
             self._exit_code = NOT_MIGRATED
-            logger.error("the tables are not as this version needs them: run manage.py migrate (%s)", first_line(error))
+            logger.error(
+                "the tables are not as this version needs them: run manage.py migrate (%s)",
+                first_line(error),
+                extra=logs.event("worker.unfit", exit_code=NOT_MIGRATED),
+            )
         elif wait is not None and time.monotonic() >= self._began_at + wait:
             self._exit_code = NO_DATABASE
-            logger.error("no database within %g s: %s", wait, first_line(error))
+            logger.error(
+                "no database within %g s: %s",
+                wait,
+                first_line(error),
+                extra=logs.event("worker.unfit", exit_code=NO_DATABASE),
+            )
         else:
             return
         self._gave_up = True
@@ -523,7 +558,11 @@ class Loop:
                 raise
             if not may_pass(error):
                 # Somebody's trigger refuses one of them: the leases will end them, and there is other work to do.
-                logger.error("jobs that this worker does not hold cannot be given back: %s", first_line(error))
+                logger.error(
+                    "jobs that this worker does not hold cannot be given back: %s",
+                    first_line(error),
+                    extra=logs.event("worker.trouble"),
+                )
                 self._disown_until = 0.0
         again_at = time.monotonic() + _DISOWN_SECONDS
         self._disown_at = again_at if again_at < self._disown_until else None
@@ -614,9 +653,8 @@ class Loop:
             # The first line alone: in the others PostgreSQL shows the row, and so the payload.
             logger.error(
                 "%s #%d: neither its outcome nor the refusal of it can be recorded; its lease will end it: %s",
-                attempt.job.task,
-                attempt.job.id,
-                first_line(second),
+                *(attempt.job.task, attempt.job.id, first_line(second)),
+                extra=logs.event("job.refused", attempt.job),
             )
             return []
         self._settled(attempt, settlement, fenced)
@@ -641,10 +679,8 @@ class Loop:
             state = fenced.gone.get(id)
             logger.warning(
                 "%s #%d: outcome %s dropped, the job is %s now",
-                settlement.job.task,
-                id,
-                settlement.outcome.state,
-                state or "gone",
+                *(settlement.job.task, id, settlement.outcome.state, state or "gone"),
+                extra=logs.event("job.dropped", attempt.job),
             )
 
     def _is_newest(self, attempt: Attempt) -> bool:
@@ -681,7 +717,11 @@ class Loop:
             if self._is_ending:
                 self._exit_code = self._exit_code or RELEASED
             refused.add(job.id)
-            logger.error("%s #%d cannot be given back; its lease will end it: %s", job.task, job.id, first_line(error))
+            logger.error(
+                "%s #%d cannot be given back; its lease will end it: %s",
+                *(job.task, job.id, first_line(error)),
+                extra=logs.event("job.refused", job),
+            )
         for job, _ in batch:
             if job.id in busy:
                 continue
@@ -794,7 +834,11 @@ class Loop:
             return resolve(path)
         except TaskNotFound as error:
             if self._supply.first_time(path):
-                logger.warning("task %s is not known here, its jobs go back uncharged: %s", path, error)
+                logger.warning(
+                    "task %s is not known here, its jobs go back uncharged: %s",
+                    *(path, error),
+                    extra=logs.event("job.unknown", task=path),
+                )
             return None
 
     # The end ---------------------------------------------------------------------------------------------------
@@ -827,7 +871,11 @@ class Loop:
     def _end(self) -> None:
         if self.held:
             self._exit_code = self._exit_code or RELEASED
-            logger.warning("%d jobs could not be given back; their leases will end them", len(self.held))
+            logger.warning(
+                "%d jobs could not be given back; their leases will end them",
+                len(self.held),
+                extra=logs.event("worker.trouble", held=len(self.held)),
+            )
         self._slots.close()
         threads = [thread for thread in (self._heartbeat, self._chores, self._listener) if thread is not None]
         for thread in threads:
@@ -846,7 +894,8 @@ class Loop:
         if len(self._signals) > 1:
             self._exit_code = 128 + self._signals[-1]
         done = ", ".join(f"{count} {state}" for state, count in sorted(self.counts.items())) or "no jobs"
-        logger.info("ended: %s", done)
+        counts = {str(state): count for state, count in self.counts.items()}
+        logger.info("ended: %s", done, extra=logs.event("worker.stopped", exit_code=self._exit_code, counts=counts))
 
     @property
     def has_deaf_handlers(self) -> bool:
@@ -868,14 +917,18 @@ class Loop:
         if not logger.isEnabledFor(level):
             return
         parts = [f"{job.task} #{job.id} {outcome.state}", f"attempt {job.attempt}/{job.max_attempts}"]
+        facts: dict[str, object] = {"max_attempts": job.max_attempts}
         if settlement.run_seconds is not None:
+            facts["run_seconds"] = round(settlement.run_seconds, 6)
             parts.append(f"ran {settlement.run_seconds:.3f} s")
         if settlement.pickup_seconds is not None:
+            facts["pickup_seconds"] = round(settlement.pickup_seconds, 6)
             parts.append(f"picked up after {settlement.pickup_seconds:.3f} s")
         if not isinstance(outcome, Succeeded):
             first_line = outcome.failure.message.split("\n", 1)[0]
+            facts.update(kind=outcome.failure.kind, error_type=outcome.failure.error_type)
             parts.append(f"{outcome.failure.kind}: {outcome.failure.error_type}: {first_line}"[:300])
-        logger.log(level, ", ".join(parts))
+        logger.log(level, ", ".join(parts), extra=logs.event(_EVENTS[outcome.state], job, **facts))
 
 
 def _resident_bytes() -> int:

@@ -21,6 +21,7 @@ from typing import Any
 
 from psycopg import pq
 
+from pgqueue_django import logs
 from pgqueue_django.exceptions import Interrupt
 from pgqueue_django.outcomes import Outcome
 from pgqueue_django.worker import executor
@@ -281,7 +282,9 @@ class Slots:
         except BaseException as error:
             # asyncio lets SystemExit and KeyboardInterrupt of a task through to whoever runs the loop. A task
             # that a handler has started must not stop the others; who awaits it gets the error, too.
-            logger.warning("%s in a task that a handler has started", type(error).__name__)
+            logger.warning(
+                "%s in a task that a handler has started", type(error).__name__, extra=logs.event("worker.trouble")
+            )
 
     def _begin_coroutines(self, loop: asyncio.AbstractEventLoop) -> None:
         while True:
@@ -319,7 +322,7 @@ def _start(target: Callable[..., None], *args: Any, name: str) -> bool:
     try:
         threading.Thread(target=target, args=args, name=name, daemon=True).start()
     except (RuntimeError, MemoryError) as error:
-        logger.warning("%s: %s", name, error)
+        logger.warning("%s: %s", name, error, extra=logs.event("worker.trouble"))
         return False
     return True
 
@@ -337,7 +340,7 @@ def _cancel_statement(wrapper: Any) -> bool:
     try:
         wrapper.connection.cancel_safe(timeout=_CANCEL_SECONDS)
     except Exception as error:  # closed meanwhile; or the server does not answer
-        logger.info("a statement could not be cancelled: %s", error)
+        logger.info("a statement could not be cancelled: %s", error, extra=logs.event("worker.trouble"))
         return False
     return True
 
@@ -348,4 +351,4 @@ def _cut(wrapper: Any) -> None:
         with socket.socket(fileno=os.dup(wrapper.connection.pgconn.socket)) as wire:
             wire.shutdown(socket.SHUT_RDWR)
     except Exception as error:  # closed meanwhile
-        logger.info("a connection could not be cut: %s", error)
+        logger.info("a connection could not be cut: %s", error, extra=logs.event("worker.trouble"))

@@ -18,11 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 
-from pgqueue_django import transitions
+from pgqueue_django import logs, transitions
 from pgqueue_django.worker.board import PLACES, Board
 from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, may_pass, own_connection
 from pgqueue_django.worker.loop import CLEAN, RELEASED
@@ -103,6 +103,9 @@ class _Child:
         self.next_look = 0.0
         self.overdue: dict[tuple[int, int], float] = {}  # when to tell the clerk of which again
 
+    def event(self, name: logs.Event, **facts: Any) -> dict[str, Any]:
+        return logs.event(name, number=self.number, child_pid=self.process.pid, **facts)
+
     def tell(self, order: bytes) -> None:
         with contextlib.suppress(OSError):  # it has just ended
             os.write(self._orders, order)
@@ -174,7 +177,7 @@ class Supervisor:
             return
         self._told = len(self._signals)
         if self._told == 1:
-            logger.info("stopping %d processes", len(self._children))
+            logger.info("stopping %d processes", len(self._children), extra=logs.event("worker.stopping"))
             self._end_all(now, self.options.shutdown_timeout + _MARGIN_SECONDS)
         elif self._told == 2:
             self._kill_at = now + _MARGIN_SECONDS
@@ -193,13 +196,20 @@ class Supervisor:
             try:
                 self._children[number] = _Child(number, self._command)
             except OSError as error:
-                logger.error("worker process %d cannot be started: %s", number, error)
+                logger.error(
+                    "worker process %d cannot be started: %s", number, error, extra=logs.event("process.failing")
+                )
                 self._crashed(number, now)
             else:
                 del self._due[number]
                 if self._is_quiet:
                     self._children[number].tell(QUIET)
-                logger.info("worker process %d started: %d", number, self._children[number].process.pid)
+                child_pid = self._children[number].process.pid
+                logger.info(
+                    "worker process %d started: %d",
+                    *(number, child_pid),
+                    extra=logs.event("process.started", number=number, child_pid=child_pid),
+                )
 
     # One process -----------------------------------------------------------------------------------------------
 
@@ -215,11 +225,13 @@ class Supervisor:
             self._crashes.pop(child.number, None)
         limit = self.options.stall_timeout if pulse else max(_START_SECONDS, self.options.stall_timeout)
         if self._kill_at is not None and now >= self._kill_at:
-            logger.error("worker process %d does not end: killed", child.number)
+            logger.error("worker process %d does not end: killed", child.number, extra=child.event("process.killed"))
             child.kill()
         elif child.silent > limit:
             logger.error(
-                "worker process %d (%d) has not answered for %g s: killed", child.number, child.process.pid, limit
+                "worker process %d (%d) has not answered for %g s: killed",
+                *(child.number, child.process.pid, limit),
+                extra=child.event("process.killed"),
             )
             child.silent = 0.0
             child.kill()
@@ -245,7 +257,12 @@ class Supervisor:
         child.close()
         level = logging.INFO if code == CLEAN else logging.WARNING
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        logger.log(level, "worker process %d (%d) %s; %d jobs begun", child.number, child.process.pid, how, len(begun))
+        logger.log(
+            level,
+            "worker process %d (%d) %s; %d jobs begun",
+            *(child.number, child.process.pid, how, len(begun)),
+            extra=child.event("process.ended", exit_code=code, begun=len(begun)),
+        )
         if self._is_ending:
             if code == RELEASED or begun:
                 self._exit_code = self._exit_code or RELEASED
@@ -265,7 +282,11 @@ class Supervisor:
         self._due[number] = now + min(30.0, 0.25 * 2.0**crashes)
         # Of those that are still to run: some may have drained.
         if all(self._crashes.get(other, 0) >= _CRASHES for other in (*self._children, *self._due)):
-            logger.error("no worker process gets as far as looking for jobs, after %d tries: giving up", crashes)
+            logger.error(
+                "no worker process gets as far as looking for jobs, after %d tries: giving up",
+                crashes,
+                extra=logs.event("process.failing"),
+            )
             self._exit_code = CRASHING
             self._end_all(now, self.options.shutdown_timeout + _MARGIN_SECONDS)
 
@@ -359,7 +380,11 @@ class _Clerk(threading.Thread):
     def _time_out(self, pairs: Sequence[tuple[int, int]], worker_id: str) -> None:
         moved = transitions.reap(self._using, overdue=pairs, by=worker_id)
         if moved:
-            logger.warning("worker %s: %d attempts ran longer than their timeout; recorded for it", worker_id, moved)
+            logger.warning(
+                "worker %s: %d attempts ran longer than their timeout; recorded for it",
+                *(worker_id, moved),
+                extra=logs.event("worker.trouble", worker=worker_id),
+            )
 
 
 def _reap_strangers(own: set[int]) -> None:

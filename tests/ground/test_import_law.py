@@ -16,7 +16,7 @@ ROOT = Path(pgqueue_django.__file__).parent
 # A module imports only what stands before it.
 ORDER = (  # as lines of words: a list of strings reads worse
     """
-    exceptions states backoff cron payload context outcomes compat signals conf
+    exceptions logs states backoff cron payload context outcomes compat signals conf
     models wakeups stats transitions tasks schedules snapshot problems
     worker worker.board worker.connections worker.guard worker.executor worker.slots worker.heartbeat worker.chores
     worker.listener worker.supply worker.loop worker.supervisor
