@@ -118,6 +118,11 @@ def _number(name: str, value: Any, *, above: float, most: float) -> None:
         raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is {value!r}; give a number {least}, up to {most:g}.')
 
 
+def is_debug() -> bool:
+    """Whether this is somebody's own machine."""
+    return bool(settings.DEBUG)
+
+
 @receiver(setting_changed)
 def _forget(*, setting: str, **_: Any) -> None:
     if setting == "PGQUEUE":

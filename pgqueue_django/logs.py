@@ -28,6 +28,7 @@ Event = Literal[
     "worker.stopping",
     "worker.stopped",
     "worker.progress",
+    "worker.probes",
     "worker.unfit",
     "worker.trouble",
     "database.failing",

@@ -35,7 +35,7 @@ _PATH = re.compile(r"(?:[^\W\d]\w*\.)+[^\W\d]\w*")
 _MAX_WAIT = timedelta(days=36500)
 _MAX_INT = 2**31 - 1  # of the columns attempts and max_attempts
 
-_declared: set[str] = set()
+_declared: dict[str, str] = {}  # path: queue
 _known: dict[str, Task[Any, Any]] = {}
 _unknown_until: dict[str, float] = {}
 _UNKNOWN_SECONDS = 30.0  # an import that failed is not tried again for each job
@@ -227,7 +227,7 @@ def task(
         if atomic and seconds is None and conf.current().TIMEOUT is None:
             raise InvalidOption(f"{function.__qualname__}: atomic=True needs a timeout; it holds a transaction open.")
         path = f"{function.__module__}.{function.__qualname__}"
-        _declared.add(path)
+        _declared[path] = queue_name
         return Task(
             path=path,
             func=function,
@@ -301,6 +301,11 @@ def resolve(path: str) -> Task[Any, Any]:
 def declared_tasks() -> list[str]:
     """Paths of the tasks whose modules this process has imported."""
     return sorted(_declared)
+
+
+def declared_queues() -> set[str]:
+    """The queues that these tasks name."""
+    return set(_declared.values())
 
 
 def _is_whole(value: object) -> bool:

@@ -7,7 +7,6 @@ requeued may be dead again before the last step, and producers go on.
 
 from __future__ import annotations
 
-import difflib
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from django.core.management.base import CommandError
 from django.db import connections, router
 
 from pgqueue_django import snapshot, transitions
+from pgqueue_django.management.arguments import did_you_mean
 from pgqueue_django.models import Job, JobQuerySet
 from pgqueue_django.states import State
 from pgqueue_django.tasks import QUEUE_NAME
@@ -54,11 +54,6 @@ def alias(given: dict[str, Any], *, writes: bool = True) -> str:
             returncode=2,
         )
     return using
-
-
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def checked_queue(using: str, name: str) -> str:

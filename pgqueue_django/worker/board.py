@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from pgqueue_django.worker.probe import Health
+
 PLACES = 8192
 """More than a worker can hold: its slots, one claim ahead of them, and the outcomes of the claims before."""
 
@@ -105,18 +107,21 @@ class Board:
         self._free.append(place)
 
     def ready(self) -> None:
-        """It has looked for jobs for the first time."""
+        """It has looked for jobs, and would take some."""
         _READY.pack_into(self._memory, _READY_AT, time.monotonic())
 
-    def keep_pulse(self, is_stuck: Callable[[], bool]) -> None:
+    def keep_pulse(self, health: Callable[[], Health]) -> None:
         """Start the thread that beats as long as the interpreter runs threads at all, and the loop is not stuck."""
-        threading.Thread(target=self._beat, args=[is_stuck], name="pgqueue pulse", daemon=True).start()
+        threading.Thread(target=self._beat, args=[health], name="pgqueue pulse", daemon=True).start()
 
-    def _beat(self, is_stuck: Callable[[], bool]) -> None:
+    def _beat(self, health: Callable[[], Health]) -> None:
         with suppress(ValueError):  # it is being closed
             while not self._memory.closed:
-                if not is_stuck():
+                found = health()
+                if found.is_live:
                     _PULSE.pack_into(self._memory, _PULSE_AT, time.monotonic())
+                if found.is_ready:
+                    self.ready()
                 time.sleep(_PULSE_SECONDS)
 
     # The supervisor --------------------------------------------------------------------------------------------
@@ -132,8 +137,9 @@ class Board:
         return float(_PULSE.unpack_from(self._memory, _PULSE_AT)[0])
 
     @property
-    def is_ready(self) -> bool:
-        return bool(_READY.unpack_from(self._memory, _READY_AT)[0] > 0)
+    def ready_at(self) -> float:
+        """When it was ready for the last time, of time.monotonic(); 0 if it never was."""
+        return float(_READY.unpack_from(self._memory, _READY_AT)[0])
 
     def begun(self) -> Iterator[Begun]:
         """What it has begun and not settled, at this moment."""

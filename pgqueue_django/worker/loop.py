@@ -52,6 +52,7 @@ from pgqueue_django.worker.connections import (
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
 from pgqueue_django.worker.listener import Listener
+from pgqueue_django.worker.probe import LIVE_SECONDS, Health
 from pgqueue_django.worker.slots import TRIES, Slots
 from pgqueue_django.worker.supply import Caps, Prefetch, Supply
 
@@ -65,7 +66,7 @@ _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
-_STUCK_SECONDS = 30.0
+_LOOKED_SECONDS = 30.0  # beyond the poll interval; longer without an answer and it is not ready
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
 
 
@@ -187,7 +188,7 @@ class Loop:
         self._left = options.max_jobs
         self._busy_since: float | None = None  # in this turn; None: asleep
         self._wrapper: BaseDatabaseWrapper | None = None
-        self._has_looked = False
+        self._looked_at: float | None = None  # for jobs, with an answer
         self._began_at = time.monotonic()
         self._is_quiet = False
         self._is_in_doubt = False  # no lease could be renewed for as long as one lasts
@@ -228,6 +229,32 @@ class Loop:
     def report(self) -> None:
         """From any thread and signal handler: log what it is doing."""
         self.inbox.put(_Report())
+
+    def health(self) -> Health:
+        """From any thread. Ready: the last look for jobs had its answer, or all slots are taken."""
+        now = time.monotonic()
+        busy_since, looked_at = self._busy_since, self._looked_at
+        is_busy = self._slots.load >= self.options.concurrency
+        looked = None if looked_at is None else round(now - looked_at, 3)
+        ready = (
+            not (self._is_ending or self._is_quiet or self._is_in_doubt or self._trouble.failing)
+            and looked is not None
+            and (is_busy or looked < self.options.poll_interval + _LOOKED_SECONDS)
+        )
+        facts = {
+            "worker": self.worker_id,
+            "turn_seconds": 0.0 if busy_since is None else round(now - busy_since, 3),
+            "looked_seconds": looked,
+            "held": len(self.held),
+        }
+        return Health(not self.is_stuck, ready, facts)
+
+    def due(self, most: int) -> int:
+        """How many jobs this worker could run now, counted up to ``most``; on the caller's own connection."""
+        count = 0
+        for jobs in (Job.objects.using(self._using).filter(state=State.QUEUED), Job.objects.using(self._using).due()):
+            count += self._supply.of_mine(jobs)[: most - count].count() if count < most else 0
+        return count
 
     def run(self) -> int:
         self._began_at = time.monotonic()
@@ -273,7 +300,7 @@ class Loop:
         A database that does not answer is no reason to replace this process.
         """
         busy_since = self._busy_since
-        if busy_since is None or time.monotonic() < busy_since + _STUCK_SECONDS:
+        if busy_since is None or time.monotonic() < busy_since + LIVE_SECONDS:
             return False
         connection = self._wrapper.connection if self._wrapper is not None else None
         return connection is None or connection.info.transaction_status != pq.TransactionStatus.ACTIVE
@@ -514,7 +541,7 @@ class Loop:
             self._disown_until = self._disown_at + self.options.lease
             self._down_until = self._disown_at + self._trouble.failed()
             drop(self._using)
-            if not self._has_looked:
+            if self._looked_at is None:
                 self._judge_start(error)
         else:
             if self._trouble.failing:
@@ -737,7 +764,7 @@ class Loop:
     # Claim and hand out ----------------------------------------------------------------------------------------
 
     def _may_claim(self) -> bool:
-        if self._is_ending or self._is_quiet or (self._has_looked and not self._heartbeat.is_in_time):
+        if self._is_ending or self._is_quiet or (self._looked_at is not None and not self._heartbeat.is_in_time):
             return False
         return self._left is None or self._left > 0
 
@@ -780,10 +807,9 @@ class Loop:
             # Not on to the next queue with a slot that has come free meanwhile: this one comes first.
             break
         self._supply.claimed(full=full, some=found > 0)
-        if not self._has_looked:
-            self._has_looked = True
-            if self._board is not None:
-                self._board.ready()
+        if self._looked_at is None and self._board is not None:
+            self._board.ready()
+        self._looked_at = time.monotonic()
 
     def _claim_from(self, queue_name: str, slots: int, prefetch: int) -> int:
         after = self._supply.resume(queue_name)
@@ -926,7 +952,7 @@ class Loop:
             parts.append(f"picked up after {settlement.pickup_seconds:.3f} s")
         if not isinstance(outcome, Succeeded):
             first_line = outcome.failure.message.split("\n", 1)[0]
-            facts.update(kind=outcome.failure.kind, error_type=outcome.failure.error_type)
+            facts |= {"kind": str(outcome.failure.kind), "error_type": outcome.failure.error_type}
             parts.append(f"{outcome.failure.kind}: {outcome.failure.error_type}: {first_line}"[:300])
         logger.log(level, ", ".join(parts), extra=logs.event(_EVENTS[outcome.state], job, **facts))
 

@@ -26,6 +26,7 @@ from pgqueue_django import logs, transitions
 from pgqueue_django.worker.board import PLACES, Board
 from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, may_pass, own_connection
 from pgqueue_django.worker.loop import CLEAN, RELEASED
+from pgqueue_django.worker.probe import LIVE_SECONDS, Health
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -45,6 +46,7 @@ _LOOK_SECONDS = 0.2  # how often deadlines are looked at
 _OVERDUE_SECONDS = 0.5  # a process records its timeouts within 0.25 s; then it cannot
 _MARGIN_SECONDS = 3.0  # for a process to end, beyond its own time to stop
 _START_SECONDS = 60.0  # for a process to show its first sign of life
+_READY_SECONDS = 2.0  # after which one that has not said so again is not ready
 _CRASHES = 5  # in a row
 _AGAIN_SECONDS = 1.0  # until what may have been held is tried again
 _DISOWN_SECONDS = 10.0  # how long a dead process may turn out to have held more
@@ -61,6 +63,7 @@ class Options:
     shutdown_timeout: float
     stall_timeout: float  # without a pulse, until a process is killed
     drain: bool = False  # processes that end are not replaced
+    patient: bool = False  # whoever edits their code will mend it: they are tried again every two seconds
 
 
 class Inherited(NamedTuple):
@@ -132,6 +135,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._crashes: dict[int, int] = {}  # in a row, by number
         self._exit_code = CLEAN
+        self._looked_at = time.monotonic()
         self._clerk = _Clerk(options.using)
 
     def stop(self, number: int) -> None:
@@ -147,6 +151,17 @@ class Supervisor:
         """Each process logs what it is doing."""
         self._tell_all(REPORT)
 
+    def health(self) -> Health:
+        """From any thread. Ready: at least one of its processes is."""
+        now = time.monotonic()
+        looked = now - self._looked_at
+        ready = sum(now - child.board.ready_at < _READY_SECONDS for child in list(self._children.values()))
+        return Health(
+            looked < LIVE_SECONDS,
+            ready > 0 and not self._is_ending and not self._is_quiet,
+            {"looked_seconds": round(looked, 3), "processes": len(self._children), "ready": ready},
+        )
+
     def _tell_all(self, order: bytes) -> None:
         for child in list(self._children.values()):
             child.tell(order)
@@ -158,6 +173,7 @@ class Supervisor:
             now = time.monotonic()
             # Not longer: if it was the supervisor that stood still, nothing is wrong with its processes.
             awake, before = min(now - before, 4 * _TICK_SECONDS), now
+            self._looked_at = now
             self._pass_on_signals(now)
             for child in list(self._children.values()):
                 self._look_after(child, now, awake)
@@ -221,7 +237,7 @@ class Supervisor:
         pulse = child.board.pulse
         child.silent = 0.0 if pulse != child.pulse else child.silent + awake
         child.pulse = pulse
-        if child.board.is_ready:
+        if child.board.ready_at:
             self._crashes.pop(child.number, None)
         limit = self.options.stall_timeout if pulse else max(_START_SECONDS, self.options.stall_timeout)
         if self._kill_at is not None and now >= self._kill_at:
@@ -253,7 +269,7 @@ class Supervisor:
         begun = [begun.pair for begun in child.board.begun()]
         if worker_id := child.board.worker_id:
             self._clerk.disown(worker_id, begun)
-        was_ready = child.board.is_ready
+        was_ready = child.board.ready_at > 0
         child.close()
         level = logging.INFO if code == CLEAN else logging.WARNING
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -279,7 +295,9 @@ class Supervisor:
     def _crashed(self, number: int, now: float) -> None:
         """It is tried again after a growing pause; when none of them can start any more, that is the end."""
         self._crashes[number] = crashes = self._crashes.get(number, 0) + 1
-        self._due[number] = now + min(30.0, 0.25 * 2.0**crashes)
+        self._due[number] = now + min(2.0 if self.options.patient else 30.0, 0.25 * 2.0 ** min(crashes, 10))
+        if self.options.patient:
+            return
         # Of those that are still to run: some may have drained.
         if all(self._crashes.get(other, 0) >= _CRASHES for other in (*self._children, *self._due)):
             logger.error(

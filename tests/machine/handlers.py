@@ -8,6 +8,7 @@ handler's own connection, and gates, which are paths that a handler waits for.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import re
@@ -984,3 +985,27 @@ def leave_plain_thread_behind(seconds: float) -> None:
 def atomic_with_slow_hook(gate: str) -> None:
     note("written")
     transaction.on_commit(lambda: wait_at(gate))
+
+
+# -- what they log ---------------------------------------------------------------------------------------------
+
+
+def _log_a_line(job_id: int) -> None:
+    logging.getLogger("machine_shop").info("%d", job_id)
+
+
+@task(takes_context=True)
+def log_a_line(context: JobContext) -> None:
+    _log_a_line(context.job_id)
+
+
+@task(takes_context=True, atomic=True, timeout=30)
+def log_a_line_atomic(context: JobContext) -> None:
+    _log_a_line(context.job_id)
+
+
+@task(takes_context=True)
+async def log_a_line_async(context: JobContext) -> None:
+    _log_a_line(context.job_id)
+    await sync_to_async(_log_a_line)(context.job_id)
+    await asyncio.to_thread(_log_a_line, context.job_id)

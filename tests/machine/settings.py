@@ -1,7 +1,7 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
-``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``ISOLATION``, a level of the project's own
-connections, and ``DIE``: a process that has a supervisor is killed as it starts.
+``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``LOGGING``, ``APPS`` beside the shop's, ``ISOLATION``, a
+level of the project's own connections, and ``DIE``: a process that has a supervisor is killed as it starts.
 """
 
 import json
@@ -11,11 +11,14 @@ import signal
 from psycopg import IsolationLevel
 
 from testproject.settings import *  # noqa: F403
-from testproject.settings import DATABASES
+from testproject.settings import DATABASES, INSTALLED_APPS
 
 _changes = json.loads(os.environ.get("MACHINE_SETTINGS", "{}"))
 PGQUEUE = _changes.get("PGQUEUE", {})
 DEBUG = _changes.get("DEBUG", False)
+INSTALLED_APPS += _changes.get("APPS", [])
+if "LOGGING" in _changes:
+    LOGGING = _changes["LOGGING"]
 if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:

@@ -135,7 +135,11 @@ BAD_OPTIONS = [
     (["--queues", "a:"], "not a whole number of at least 1"),
     (["--queues", "a:x,b"], "not a whole number of at least 1"),
     (["--queues", "a,b,a:3"], "a is named twice"),
-    (["--databse", "default"], "--databse"),
+    (["--databse", "default"], "Did you mean --database?"),
+    (["--concurency", "4"], "Did you mean --concurrency?"),
+    (["--log-format", "xml"], "json"),
+    (["--probe-port", "x"], "no port from 0 to 65535"),
+    (["--probe-port", "70000"], "no port from 0 to 65535"),
 ]
 
 
@@ -158,6 +162,15 @@ def test_a_database_that_is_not_in_the_settings_is_a_bad_option() -> None:
     with pytest.raises(CommandError, match=r"--database elsewhere: .*\(default\)") as raised:
         call_command("pgqueue_worker", "--database", "elsewhere", "--drain")
     assert raised.value.returncode == 2
+
+
+def test_a_queue_that_no_task_names_is_doubted(log: Callable[..., list[str]]) -> None:
+    """It may be right: a call can name any queue. Misspelt, it would stay empty and nobody would know why."""
+    call_command("pgqueue_worker", "--drain", "--no-listen", "--queues", "defalt,default", "--exclude-queues", "zzz")
+    assert log("no task here names it") == [
+        "queue defalt: no task here names it. Did you mean default?",
+        "queue zzz: no task here names it.",
+    ]
 
 
 def test_a_process_with_bad_options_ends_with_2(process: Start) -> None:

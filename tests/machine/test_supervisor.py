@@ -20,6 +20,7 @@ from pgqueue_django.states import State
 from pgqueue_django.worker.board import PLACES, Board
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.loop import Loop, Options
+from pgqueue_django.worker.probe import Health
 from tests.machine import handlers
 
 from .test_timeouts import seconds_to_the_record
@@ -305,9 +306,9 @@ def test_a_board_shows_what_has_begun_until_it_ends() -> None:
     board.end(first)
     assert [begun.pair for begun in other.begun()] == [(8, 1)]
     assert board.begin((9, 9), None) == first
-    assert (other.worker_id, other.is_ready, other.pulse) == ("worker-ä:12345678", False, 0.0)
+    assert (other.worker_id, other.ready_at, other.pulse) == ("worker-ä:12345678", 0.0, 0.0)
     board.ready()
-    assert other.is_ready
+    assert other.ready_at > 0
     board.over(second)
     assert [tuple(begun) for begun in other.begun()] == [(9, 9, float("inf")), (8, 1, float("inf"))]
     board.close()
@@ -317,7 +318,7 @@ def test_a_board_shows_what_has_begun_until_it_ends() -> None:
 def test_a_board_has_a_pulse_until_the_loop_is_stuck() -> None:
     board = Board()
     stuck = threading.Event()
-    board.keep_pulse(stuck.is_set)
+    board.keep_pulse(lambda: Health(not stuck.is_set(), False, {}))
     first = wait_for(lambda: board.pulse)
     wait_for(lambda: board.pulse != first)
     stuck.set()

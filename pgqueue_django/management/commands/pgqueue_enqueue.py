@@ -9,10 +9,11 @@ from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from pgqueue_django.exceptions import MAX_DELAY, PgQueueError, TaskNotFound
 from pgqueue_django.management import selection
+from pgqueue_django.management.arguments import SuggestingCommand
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.tasks import resolve, task_by_name
@@ -21,7 +22,7 @@ _POLL_SECONDS = 0.1
 _OVER = (State.SUCCEEDED, State.FAILED, State.DEAD, State.CANCELLED)
 
 
-class Command(BaseCommand):
+class Command(SuggestingCommand):
     help = (
         "Enqueue one job. JSON: a list for positional arguments, an object for named ones. Exit codes: 0, with --wait "
         "1 if the job did not succeed; 2 wrong task, arguments or options."

@@ -6,9 +6,10 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from pgqueue_django.management import selection
+from pgqueue_django.management.arguments import SuggestingCommand
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
 
@@ -16,7 +17,7 @@ _COLUMNS = ("id", "state", "task", "queue_name", "priority", "attempts", "max_at
 _PAYLOAD = ("args", "kwargs", "result")
 
 
-class Command(BaseCommand):
+class Command(SuggestingCommand):
     help = "List jobs, the newest first, or show one with its history. Arguments and results only with --payload."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -6,14 +6,13 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
 from pgqueue_django import transitions
 from pgqueue_django.management import selection
+from pgqueue_django.management.arguments import SuggestingCommand
 from pgqueue_django.states import State
 
 
-class Command(BaseCommand):
+class Command(SuggestingCommand):
     help = (
         "Send failed, dead, cancelled or succeeded jobs back to their queues, with all their attempts: by id, or "
         "--state failed|dead of a queue or task. Exit codes: 0 all moved, 1 some did not, 2 wrong options."

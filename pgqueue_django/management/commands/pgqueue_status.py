@@ -7,15 +7,16 @@ import time
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError
 
 from pgqueue_django import snapshot
 from pgqueue_django.management import selection
+from pgqueue_django.management.arguments import SuggestingCommand
 from pgqueue_django.snapshot import COUNTED, Snapshot
 
 
-class Command(BaseCommand):
+class Command(SuggestingCommand):
     help = "Show what is in the queues, how long the oldest due job has waited, and how many workers are alive."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

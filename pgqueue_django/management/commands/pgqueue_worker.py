@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import signal
 import sys
 import threading
-from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import connections, router
 from django.utils.module_loading import autodiscover_modules
 
-from pgqueue_django import conf
+from pgqueue_django import conf, logs
+from pgqueue_django.management import arguments
+from pgqueue_django.management.arguments import did_you_mean, seconds, whole
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
-from pgqueue_django.tasks import QUEUE_NAME, declared_tasks
-from pgqueue_django.worker import supervisor
+from pgqueue_django.tasks import declared_queues, declared_tasks
+from pgqueue_django.worker import probe, reload, supervisor
 from pgqueue_django.worker.connections import describe
-from pgqueue_django.worker.loop import RELEASED, Loop, Options
+from pgqueue_django.worker.loop import Loop, Options
+from pgqueue_django.worker.probe import Health
+from pgqueue_django.worker.process import Stopping, end_after, signals
+from pgqueue_django.worker.progress import Progress, Terminal
 
 logger = logging.getLogger("pgqueue_django.worker")
 
-_DAY = 86_400  # the longest of each length
-_STOP_SECONDS = 2.0  # beyond its time to stop, the process ends whatever it is in the middle of
 _EXIT_SECONDS = 1.0  # for the interpreter to end
 # Between two threads that both want to run. The interpreter's own is ten times as long, and beside a handler that
 # computes the loop waits so long for each piece of an answer: for 500 jobs of 2 KiB 424 ms instead of 47.
 _SWITCH_SECONDS = 0.0005
 
 
-class Command(BaseCommand):
+class Command(arguments.SuggestingCommand):
     help = (
         "Run jobs until SIGTERM or SIGINT: then finish what runs, for --shutdown-timeout seconds, and give the rest "
         "back uncharged. Each option can be given as an environment variable: PGQUEUE_WORKER_MAX_JOBS. Exit codes: 0 "
@@ -46,35 +47,35 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         settings = conf.current()
-        add = partial(_add_argument, parser)
+        add = partial(arguments.add_argument, parser, "PGQUEUE_WORKER_")
         add(
             "--queues",
-            type=_queues,
+            type=arguments.queues,
             default={},
             help="only these, in strict order: a,b; with a limit, a:4,b, no more than so many of that one at a time",
         )
-        add("--exclude-queues", type=_names, default=(), help="all but these: a,b")
+        add("--exclude-queues", type=arguments.names, default=(), help="all but these: a,b")
         add(
             "--concurrency",
-            type=_whole(1),
+            type=whole(1),
             default=settings.CONCURRENCY,
             help=f"jobs at the same time ({settings.CONCURRENCY})",
         )
         add(
             "--lease",
-            type=_seconds(0.5),
+            type=seconds(0.5),
             default=settings.LEASE,
             help=f"seconds a job is this worker's without a heartbeat ({settings.LEASE:g})",
         )
         add(
             "--poll-interval",
-            type=_seconds(0.01),
+            type=seconds(0.01),
             default=settings.POLL_INTERVAL,
             help=f"seconds between looks that no notification asked for ({settings.POLL_INTERVAL:g})",
         )
         add(
             "--shutdown-timeout",
-            type=_seconds(0),
+            type=seconds(0),
             default=settings.SHUTDOWN_TIMEOUT,
             help=f"seconds for handlers to finish ({settings.SHUTDOWN_TIMEOUT:g})",
         )
@@ -82,16 +83,28 @@ class Command(BaseCommand):
         add("--drain", action="store_true", help="end when nothing is due")
         add("--once", action="store_true", help="run one job, if one is due, and end")
         add("--fail-on-error", action="store_true", help="with --drain or --once: exit code 6 if an attempt failed")
-        add("--max-jobs", type=_whole(1), help="end after so many jobs")
-        add("--max-time", type=_seconds(1), help="end after so many seconds, when what runs has finished")
-        add("--max-memory", type=_whole(1), metavar="MB", help="end when it takes more, when what runs has finished")
-        add("--db-wait", type=_seconds(0), help="exit code 4 if no database is there so many seconds after the start")
-        add("--processes", type=_whole(1), help="supervise so many processes of --concurrency slots each")
+        add("--max-jobs", type=whole(1), help="end after so many jobs")
+        add("--max-time", type=seconds(1), help="end after so many seconds, when what runs has finished")
+        add("--max-memory", type=whole(1), metavar="MB", help="end when it takes more, when what runs has finished")
+        add("--db-wait", type=seconds(0), help="exit code 4 if no database is there so many seconds after the start")
+        add("--processes", type=whole(1), help="supervise so many processes of --concurrency slots each")
         add(
             "--stall-timeout",
-            type=_seconds(1),
+            type=seconds(1),
             default=10.0,
             help="with --processes: seconds without a sign of life until one is killed and replaced (10)",
+        )
+        add(
+            "--probe-file",
+            type=Path,
+            metavar="PATH",
+            help="a file that says ready or not ready, touched while it lives",
+        )
+        add("--probe-port", type=arguments.address, metavar="[HOST:]PORT", help="answer GET /live and GET /ready")
+        add("--reload", action="store_true", help="start again when code changes (so by itself: DEBUG, at a terminal)")
+        add("--no-reload", action="store_true", help="do not")
+        add(
+            "--log-format", choices=["text", "json"], default="text", help="of our own lines, if nobody else shows them"
         )
         add("--database", help="alias of the jobs' database (the router's for the Job model)")
         add("--name", default="", help="shown to people (host:pid)")
@@ -99,222 +112,172 @@ class Command(BaseCommand):
     def handle(self, **given: Any) -> None:
         using = given["database"] or router.db_for_write(Job)
         if using not in connections:
-            raise CommandError(f"--database {using}: not in DATABASES ({', '.join(connections)}).", returncode=2)
-        _log_to_stderr()
+            hint = did_you_mean(using, list(connections))
+            raise CommandError(f"--database {using}: not in DATABASES ({', '.join(connections)}).{hint}", returncode=2)
         inherited = supervisor.inherited()
-        if given["processes"] and inherited is None:
-            self._supervise(using, given)
+        reloads = self._reloads(given)
+        if inherited is None and (given["processes"] or reloads):
+            self._supervise(using, given, reloads)
             return
-        if getattr(self, "_called_from_command_line", False):
+        if self._is_the_process:
             sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
         autodiscover_modules("tasks")
-        queues = given["queues"] if isinstance(given["queues"], dict) else _queues(given["queues"])
-        options = Options(
-            using=using,
-            name=f"{given['name']}-{inherited.number}" if given["name"] and inherited else given["name"],
-            queues=list(queues),
-            caps={name: most for name, most in queues.items() if most is not None},
-            excluded=_called_with(given["exclude_queues"]),
-            concurrency=given["concurrency"],
-            lease=given["lease"],
-            poll_interval=given["poll_interval"],
-            shutdown_timeout=given["shutdown_timeout"],
-            listen=conf.current().LISTEN and not given["no_listen"],
-            drain=given["drain"] or given["once"],
-            max_jobs=1 if given["once"] else given["max_jobs"],
-            max_time=given["max_time"],
-            max_memory=given["max_memory"] and given["max_memory"] * 1_000_000,
-            db_wait=given["db_wait"],
+        loop = Loop(
+            _options(using, given, inherited.number if inherited else None), inherited.board if inherited else None
         )
-        loop = Loop(options, inherited.board if inherited else None)
-        stopping = _Stopping(loop)
+        terminal = Terminal() if loop.options.drain and inherited is None and sys.stderr.isatty() else None
+        shown = _show_logs(given["log_format"], terminal, worker=loop.worker_id)
+        stopping = Stopping(loop)
         if inherited:
-            inherited.board.keep_pulse(lambda: loop.is_stuck)
+            inherited.board.keep_pulse(loop.health)
             threading.Thread(target=stopping.obey, args=[inherited.orders], name="pgqueue orders", daemon=True).start()
-        with _signals(stopping.stop_once if inherited else stopping.stop, quiet=loop.quiet, report=loop.report):
+        else:
+            _answer_probes(given, loop.health)
+        if reloads:
+            reload.watch(lambda path: stopping.make_way(f"{path} has changed"))
+        with signals(stopping.stop_once if inherited else stopping.stop, quiet=loop.quiet, report=loop.report):
             _announce(loop)
+            if inherited is None or inherited.number == 1:
+                _doubt_queues(loop.options)
+            progress = None
+            if given["drain"]:
+                progress = Progress(
+                    using, counts=lambda: loop.counts, left=loop.due, terminal=terminal if terminal is shown else None
+                )
+                progress.start()
             code = loop.run()
+            if progress:
+                progress.finish()
         stopping.over()
         if given["fail_on_error"] and not code and set(loop.counts) - {State.SUCCEEDED}:
             code = supervisor.FAILED
         if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
             # Interpreter shutdown would wait for threads that such a handler has started; and a handler that was
             # interrupted in the middle of a log line may have left that locked.
-            _end_after(_EXIT_SECONDS, code)
+            end_after(_EXIT_SECONDS, code)
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-        if getattr(self, "_called_from_command_line", False):
+        if self._is_the_process:
             # It would wait for threads that a handler has left in an executor, too.
-            _end_after(_EXIT_SECONDS, code)
+            end_after(_EXIT_SECONDS, code)
         if code:
             sys.exit(code)
 
-    def _supervise(self, using: str, given: dict[str, Any]) -> None:
-        if not getattr(self, "_called_from_command_line", False):
+    @property
+    def _is_the_process(self) -> bool:
+        """Not called by somebody's code, who has a process to go on with."""
+        return bool(getattr(self, "_called_from_command_line", False))
+
+    def _reloads(self, given: dict[str, Any]) -> bool:
+        ends = given["drain"] or given["once"] or given["max_jobs"]
+        if given["reload"] and given["no_reload"]:
+            raise CommandError("Give --reload or --no-reload.", returncode=2)
+        if given["reload"] and ends:
+            raise CommandError(
+                "--reload is for a worker that stays: not with --drain, --once, --max-jobs.", returncode=2
+            )
+        if given["no_reload"] or ends or not self._is_the_process:
+            return False
+        return given["reload"] or (conf.is_debug() and sys.stderr.isatty())
+
+    def _supervise(self, using: str, given: dict[str, Any], reloads: bool) -> None:
+        if not self._is_the_process:
             raise CommandError("--processes starts this command line again: it needs one, call_command has none.")
         if given["concurrency"] > supervisor.MOST_SLOTS:
             raise CommandError(f"--concurrency: with --processes at most {supervisor.MOST_SLOTS}.", returncode=2)
         settings = supervisor.Options(
             using=using,
-            processes=given["processes"],
+            processes=given["processes"] or 1,
             shutdown_timeout=given["shutdown_timeout"],
             stall_timeout=given["stall_timeout"],
             drain=given["drain"] or given["once"],
+            patient=reloads,
         )
+        _show_logs(given["log_format"], None, worker="supervisor")
         parent = supervisor.Supervisor(settings, [sys.executable, *sys.orig_argv[1:]])
         connections.close_all()
-        with _signals(parent.stop, quiet=parent.quiet, report=parent.report):
+        _answer_probes(given, parent.health)
+        with signals(parent.stop, quiet=parent.quiet, report=parent.report):
             code = parent.run()
         if code:
             sys.exit(code)
 
 
-def _add_argument(parser: ArgumentParser, flag: str, **how: Any) -> None:
-    """An option whose default comes from the environment, if it is there."""
-    action = parser.add_argument(flag, **how)
-    variable = "PGQUEUE_WORKER_" + flag.removeprefix("--").replace("-", "_").upper()
-    if (text := os.environ.get(variable)) is None:
-        return
-    try:
-        if how.get("action") == "store_true":
-            action.default = _FLAGS[text.strip().lower()]
-        else:
-            action.default = how["type"](text) if "type" in how else text
-    except KeyError:
-        parser.error(f"{variable}={text}: give 1 or 0")
-    except ArgumentTypeError as error:
-        parser.error(f"{variable}: {error}")
+def _options(using: str, given: dict[str, Any], number: int | None) -> Options:
+    # call_command does not go through the parser.
+    queues = given["queues"] if isinstance(given["queues"], dict) else arguments.queues(given["queues"])
+    excluded: str | Sequence[str] = given["exclude_queues"]
+    return Options(
+        using=using,
+        name=f"{given['name']}-{number}" if given["name"] and number else given["name"],
+        queues=list(queues),
+        caps={name: most for name, most in queues.items() if most is not None},
+        excluded=arguments.names(excluded) if isinstance(excluded, str) else excluded,
+        concurrency=given["concurrency"],
+        lease=given["lease"],
+        poll_interval=given["poll_interval"],
+        shutdown_timeout=given["shutdown_timeout"],
+        listen=conf.current().LISTEN and not given["no_listen"],
+        drain=given["drain"] or given["once"],
+        max_jobs=1 if given["once"] else given["max_jobs"],
+        max_time=given["max_time"],
+        max_memory=given["max_memory"] and given["max_memory"] * 1_000_000,
+        db_wait=given["db_wait"],
+    )
 
 
-_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off", ""), False)
+def _show_logs(log_format: str, terminal: Terminal | None, *, worker: str) -> logging.Handler | None:
+    """Our own handler, where nothing else would print: a worker that logs nothing is a riddle.
 
-
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        # An empty one, too: an unset variable must not mean all queues.
-        if not QUEUE_NAME.fullmatch(name):
-            raise ArgumentTypeError(f"{name!r} is no queue; give names of 1 to 63 characters A-Za-z0-9_.- as in a,b")
-        if names.count(name) > 1:
-            raise ArgumentTypeError(f"{name} is named twice")
-    return names
-
-
-def _queues(text: str | Sequence[str]) -> dict[str, int | None]:
-    """``billing:4,default``: the queues in their order, each with its limit. Names alone may be a sequence."""
-    parts = [part.strip().partition(":") for part in (text.split(",") if isinstance(text, str) else text)]
-    names = _names(",".join(name for name, _, _ in parts)) if parts else []
-    return {name: _whole(1)(most) if colon else None for name, (_, colon, most) in zip(names, parts, strict=True)}
-
-
-def _called_with(names: str | Sequence[str]) -> Sequence[str]:
-    """``call_command(exclude_queues="a,b")`` does not go through the parser."""
-    return _names(names) if isinstance(names, str) else names
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        with suppress(ValueError):
-            if (value := int(text)) >= least:
-                return value
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-
-    return number
-
-
-def _seconds(least: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        with suppress(ValueError):
-            if least <= (value := float(text)) <= _DAY:
-                return value
-        raise ArgumentTypeError(f"{text!r} is not a number of seconds from {least:g} to {_DAY}")
-
-    return number
-
-
-def _log_to_stderr() -> None:
-    """A worker that logs nothing is a riddle: Django's own handler is silent unless DEBUG is on."""
+    Django's own handler is silent unless DEBUG is on. What the project has set up is left alone.
+    """
     package = logging.getLogger("pgqueue_django")
+    handler: logging.Handler | None = None
     if not package.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler = terminal or logging.StreamHandler()
+        handler.setFormatter(logs.JsonFormatter(worker=worker) if log_format == "json" else logs.TextFormatter())
+        handler.addFilter(logs.JobFilter(None))
         package.addHandler(handler)
     if package.level == logging.NOTSET and not package.isEnabledFor(logging.INFO):
         package.setLevel(logging.INFO)
+    if log_format != "text" and handler is None:
+        logger.warning(
+            "--log-format %s is left to settings.LOGGING, which shows these records: pgqueue_django.logs.JsonFormatter",
+            log_format,
+            extra=logs.event("worker.trouble"),
+        )
+    return handler
 
 
-@contextmanager
-def _signals(stop: Callable[[int], None], *, quiet: Callable[[], None], report: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop, SIGUSR1 makes quiet, SIGUSR2 reports, SIGQUIT prints where every thread is."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # whoever runs us in a thread calls loop.stop()
-        return
-    hear: dict[int, Callable[[int, object], None]] = {
-        signal.SIGTERM: lambda number, frame: stop(number),
-        signal.SIGINT: lambda number, frame: stop(number),
-        signal.SIGUSR1: lambda number, frame: quiet(),
-        signal.SIGUSR2: lambda number, frame: report(),
-    }
-    before = {number: signal.signal(number, handler) for number, handler in hear.items()}
-    with suppress(OSError, ValueError, AttributeError):  # a standard error that is no file
-        faulthandler.register(signal.SIGQUIT, all_threads=True)
+def _answer_probes(given: dict[str, Any], health: Callable[[], Health]) -> None:
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        faulthandler.unregister(signal.SIGQUIT)
+        if given["probe_file"] is not None:
+            probe.touch(Path(given["probe_file"]), health)
+    except OSError as error:
+        raise CommandError(f"--probe-file: {error}", returncode=2) from error
+    if given["probe_port"] is None:
+        return
+    where = given["probe_port"]
+    host, port = where if isinstance(where, tuple) else arguments.address(str(where))
+    try:
+        port = probe.serve(host, port, health)
+    except OSError as error:
+        raise CommandError(f"--probe-port {host}:{port}: {error.strerror or error}", returncode=2) from error
+    logger.info("probes: /live and /ready on port %d", port, extra=logs.event("worker.probes", port=port))
 
 
-class _Stopping:
-    """Tells the loop to stop, and ends the process even if the loop hangs in a database that does not answer."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self._watchdogs: list[threading.Timer] = []
-        self._once = threading.Lock()
-
-    def stop(self, number: int) -> None:
-        self._loop.stop(number)
-        if not self._watchdogs:
-            self._watchdogs.append(_end_after(self._loop.options.shutdown_timeout + _STOP_SECONDS, RELEASED))
-        elif len(self._watchdogs) == 1:
-            self._watchdogs.append(_end_after(_STOP_SECONDS, 128 + number))
-        else:
-            os._exit(128 + number)
-
-    def stop_once(self, number: int) -> None:
-        """A signal to the whole group reaches a worker process twice, and must not count as two."""
-        # Also when both come at the same moment, and a signal in the middle of the other.
-        if self._once.acquire(blocking=False):
-            self.stop(number)
-
-    def obey(self, orders: int) -> None:
-        """The supervisor's orders, until it is gone."""
-        while order := os.read(orders, 1):
-            if order == supervisor.QUIET:
-                self._loop.quiet()
-            elif order == supervisor.REPORT:
-                self._loop.report()
-            else:
-                self.stop_once(signal.SIGTERM)
-            if order == supervisor.STOP_NOW:
-                self.stop(signal.SIGTERM)
-        logger.warning("the supervisor is gone: stopping")
-        self.stop_once(signal.SIGTERM)
-
-    def over(self) -> None:
-        for watchdog in self._watchdogs:
-            watchdog.cancel()
-
-
-def _end_after(seconds: float, code: int) -> threading.Timer:
-    watchdog = threading.Timer(seconds, os._exit, [code])
-    watchdog.daemon = True
-    watchdog.start()
-    return watchdog
+def _doubt_queues(options: Options) -> None:
+    """A misspelt queue is one that stays empty."""
+    known = declared_queues()
+    for name in [*options.queues, *options.excluded]:
+        if name not in known:
+            logger.warning(
+                "queue %s: no task here names it.%s",
+                *(name, did_you_mean(name, known)),
+                extra=logs.event("worker.trouble", queue_name=name),
+            )
 
 
 def _announce(loop: Loop) -> None:
@@ -332,4 +295,7 @@ def _announce(loop: Loop) -> None:
         options.heartbeat,
         f"listening and polling each {options.poll_interval:g} s" if options.listen else "polling only",
         ", ".join(declared_tasks()) or "none found yet",
+        extra=logs.event(
+            "worker.started", worker=loop.worker_id, queues=list(options.queues), slots=options.concurrency
+        ),
     )
