@@ -8,7 +8,7 @@ than the database's ``statement_timestamp()``.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
 from django.db import models
@@ -232,6 +232,15 @@ class Job(models.Model):
         return f"{self.task} #{self.pk}"
 
 
+class WorkerQuerySet(models.QuerySet["Worker"]):
+    def alive(self) -> WorkerQuerySet:
+        """Whose last heartbeat is younger than its lease, by the database's clock."""
+        lease = models.ExpressionWrapper(
+            models.F("lease_seconds") * models.Value(timedelta(seconds=1)), output_field=models.DurationField()
+        )
+        return self.filter(heartbeat_at__gt=Now() - lease)
+
+
 class Worker(models.Model):
     """One worker process, for people to look at. Recovery never depends on this row."""
 
@@ -247,6 +256,8 @@ class Worker(models.Model):
     lease_seconds = models.FloatField(_("lease"), db_comment="Length of its leases")
     started_at = models.DateTimeField(_("started at"), db_default=Now(), db_comment="When it registered")
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now(), db_comment="Its last heartbeat")
+
+    objects: ClassVar[models.Manager[Worker]] = WorkerQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_worker"

@@ -1,0 +1,170 @@
+"""``manage.py pgqueue_check``: whether a worker could work here, and whether some do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError
+from django.db import DatabaseError, InterfaceError, connections
+from django.db.migrations.executor import MigrationExecutor
+from django.utils.module_loading import autodiscover_modules
+
+from pgqueue_django import conf, snapshot
+from pgqueue_django.exceptions import TaskNotFound
+from pgqueue_django.management import selection
+from pgqueue_django.management.arguments import SuggestingCommand
+from pgqueue_django.models import Worker
+from pgqueue_django.states import State
+from pgqueue_django.tasks import declared_tasks, resolve
+from pgqueue_django.worker.connections import describe, first_line, own_connection
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+NOTHING_FAILED, SOMETHING_FAILED, NO_DATABASE, NOT_MIGRATED = 0, 1, 4, 5  # exit codes
+
+_OLDEST = 150_000  # server_version_num
+_SECONDS = 15.0  # for the database to answer everything
+_SKEW_SECONDS = 5.0
+_OWN = 4  # connections of a worker beside its slots'
+
+
+class Finding(NamedTuple):
+    level: str
+    subject: str
+    text: str
+    code: int = SOMETHING_FAILED  # of a failed one
+
+
+class Command(SuggestingCommand):
+    help = (
+        "Check the settings, the tasks, the database, the migrations and the workers. Exit codes: 0 nothing failed "
+        "(there may be warnings), 1 something did, 2 bad options, 4 no database, 5 migrations missing."
+    )
+    requires_system_checks: list[str] = []
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--worker", metavar="NAME", help="fail unless a worker of this name, or host, is alive")
+        parser.add_argument("--json", action="store_true", help="one JSON object")
+        selection.add_database(parser)
+
+    def handle(self, **given: Any) -> None:
+        using = selection.alias(given)
+        found = [*_settings(), *_tasks(), *_in_time(using, given["worker"])]
+        if given["json"]:
+            self.stdout.write(json.dumps([one._asdict() for one in found]))
+        else:
+            styles = {OK: self.style.SUCCESS, WARNING: self.style.WARNING, FAILED: self.style.ERROR}
+            for one in found:
+                self.stdout.write(f"{styles[one.level](one.level.ljust(8))} {one.subject:<11} {one.text}")
+        failed = [one.code for one in found if one.level == FAILED]
+        if failed:
+            # The database first: what else fails may follow from it.
+            raise CommandError(f"{len(failed)} of {len(found)} checks failed.", returncode=max(failed))
+
+
+def _settings() -> Iterator[Finding]:
+    try:
+        settings = conf.current()
+    except ImproperlyConfigured as error:
+        yield Finding(FAILED, "settings", str(error))
+        return
+    listen = "LISTEN" if settings.LISTEN else "polling only"
+    yield Finding(OK, "settings", f"{settings.CONCURRENCY} slots, lease {settings.LEASE:g} s, {listen}")
+
+
+def _tasks() -> Iterator[Finding]:
+    try:
+        autodiscover_modules("tasks")
+    except Exception as error:
+        yield Finding(FAILED, "tasks", f"a module of tasks cannot be imported: {type(error).__name__}: {error}")
+        return
+    paths = declared_tasks()
+    for path in paths:
+        try:
+            resolve(path)
+        except TaskNotFound as error:
+            yield Finding(FAILED, "tasks", f"{path}: a worker would not find it: {error}")
+    if paths:
+        yield Finding(OK, "tasks", f"{len(paths)} declared")
+    else:
+        yield Finding(WARNING, "tasks", "none declared in a module tasks.py of an installed app")
+
+
+def _in_time(using: str, worker: str | None) -> list[Finding]:
+    """A server that takes the connection and never answers must not keep whoever asks, a monitor perhaps."""
+    found: list[Finding] = []
+
+    def look() -> None:
+        try:
+            with own_connection(using, "check"):
+                found.extend(_database(using, worker))
+        except (DatabaseError, InterfaceError) as error:
+            found.append(Finding(FAILED, "database", f"{using}: {first_line(error)}", NO_DATABASE))
+        except Exception as error:  # of a thread nobody would hear it
+            found.append(Finding(FAILED, "database", f"{using}: {type(error).__name__}: {error}"))
+
+    thread = threading.Thread(target=look, name="pgqueue check", daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    if thread.is_alive():
+        return [*found, Finding(FAILED, "database", f"{using}: no answer within {_SECONDS:g} s", NO_DATABASE)]
+    return found
+
+
+def _database(using: str, worker: str | None) -> Iterator[Finding]:
+    with connections[using].cursor() as cursor:
+        began = time.monotonic()
+        cursor.execute(
+            "SELECT current_setting('server_version'), current_setting('server_version_num')::int, "
+            "current_setting('transaction_read_only') = 'on', EXTRACT(EPOCH FROM clock_timestamp())::float8, "
+            "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int "
+            "- (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')"
+        )
+        version, number, read_only, now, free = cursor.fetchone()
+        took = time.monotonic() - began
+    place = f"{using} ({describe(connections[using])}): PostgreSQL {version}"
+    if number < _OLDEST:
+        yield Finding(FAILED, "database", f"{place} is too old: 15 or newer is needed")
+    elif read_only:
+        yield Finding(FAILED, "database", f"{place} takes no writes: a replica, or default_transaction_read_only")
+    else:
+        yield Finding(OK, "database", f"{place}, answers in {took * 1000:.1f} ms")
+    needed = conf.current().CONCURRENCY + _OWN
+    level = OK if free >= needed else WARNING
+    yield Finding(level, "connections", f"{free} free; a worker of {needed - _OWN} slots takes up to {needed}")
+    if abs(skew := time.time() - now) > _SKEW_SECONDS:
+        text = f"this machine is {skew:+.0f} s off the database's, which is the one that counts"
+        yield Finding(WARNING, "clock", text)
+    missing = [f"{migration.app_label}.{migration.name}" for migration in _unapplied(using) if migration is not None]
+    if missing:
+        yield Finding(FAILED, "migrations", f"not applied: {', '.join(missing)}; run manage.py migrate", NOT_MIGRATED)
+        return
+    yield Finding(OK, "migrations", "all applied")
+    yield from _workers(using, worker)
+
+
+def _unapplied(using: str) -> Iterator[Any]:
+    executor = MigrationExecutor(connections[using])
+    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "pgqueue_django"]
+    yield from (migration for migration, _ in executor.migration_plan(targets))
+
+
+def _workers(using: str, wanted: str | None) -> Iterator[Finding]:
+    taken = snapshot.take(using)
+    alive = list(Worker.objects.using(using).alive())
+    yield Finding(OK if alive else WARNING, "workers", f"{len(alive)} alive")
+    if wanted is not None and not any(wanted in (one.name, one.host) for one in alive):
+        yield Finding(FAILED, "workers", f"none of the name or host {wanted}")
+    if alive and all(one.queues for one in alive):
+        served = {name for one in alive for name in one.queues}
+        for depth in taken.depths:
+            if depth.state == State.QUEUED and depth.queue_name not in served:
+                yield Finding(
+                    WARNING, "workers", f"{depth.jobs} jobs are ready in {depth.queue_name}, which none takes"
+                )

@@ -1,0 +1,150 @@
+"""``pgqueue_check``: what it finds where something is wrong, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+from psycopg.conninfo import make_conninfo
+from verbs.rows import make_job
+
+from pgqueue_django.management.commands import pgqueue_check
+from pgqueue_django.models import Worker
+
+from .test_commands import Answer
+
+pytestmark = pytest.mark.django_db(transaction=True, available_apps=["pgqueue_django"])
+ROOT = Path(__file__).resolve().parents[2]
+Register = Callable[..., Worker]
+
+
+@pytest.fixture
+def register() -> Register:
+    def make(**columns: Any) -> Worker:
+        values = {"id": "web-1:00000000", "name": "web-1", "host": "web", "pid": 1, "concurrency": 8}
+        return Worker.objects.create(**{**values, "lease_seconds": 30, **columns})
+
+    return make
+
+
+def found(*words: str) -> tuple[int | str | None, dict[str, list[str]]]:
+    """The exit code, and ``level subject`` with the texts."""
+    answer = Answer("pgqueue_check", "--json", *words)
+    told: dict[str, list[str]] = {}
+    for one in json.loads(answer.out):
+        told.setdefault(f"{one['level']} {one['subject']}", []).append(one["text"])
+    return answer.code, told
+
+
+def test_where_all_is_well_it_says_so(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: ["testproject.shop.tasks.charge_card"])
+    register()
+    code, told = found()
+    assert code == 0
+    assert set(told) == {
+        f"ok {name}" for name in ("settings", "tasks", "database", "connections", "migrations", "workers")
+    }
+    assert told["ok workers"] == ["1 alive"]
+    assert "PostgreSQL " in told["ok database"][0]
+    assert connections["default"].get_connection_params()["password"] not in str(told)
+    answer = Answer("pgqueue_check")
+    assert (answer.code, len(answer.lines)) == (0, 6)
+    assert answer.lines[0].startswith("ok       settings ")
+
+
+def test_workers_that_are_not_there_are_missed(register: Register) -> None:
+    code, told = found()
+    assert (code, told["warning workers"]) == (0, ["0 alive"])
+    code, told = found("--worker", "web-1")
+    assert (code, told["failed workers"]) == (1, ["none of the name or host web-1"])
+    register()
+    assert found("--worker", "web-1")[0] == found("--worker", "web")[0] == 0
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_worker SET heartbeat_at = now() - interval '31 s'")
+    assert found("--worker", "web-1")[0] == 1
+
+
+def test_ready_jobs_that_no_worker_takes_are_a_warning(register: Register) -> None:
+    make_job("queued", queue_name="mail")
+    register(queues=["billing"])
+    code, told = found()
+    assert (code, told["warning workers"]) == (0, ["1 jobs are ready in mail, which none takes"])
+    register(id="w2", queues=[])
+    assert "warning workers" not in found()[1]
+
+
+def test_wrong_settings_are_said(settings: Any) -> None:
+    settings.PGQUEUE = {"LEES": 3}
+    code, told = found()
+    assert code == 1
+    assert "unknown LEES" in told["failed settings"][0]
+
+
+def test_a_task_that_a_worker_would_not_find_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: ["nowhere.at_all"])
+    code, told = found()
+    assert code == 1
+    assert told["failed tasks"][0].startswith("nowhere.at_all: a worker would not find it")
+
+
+def test_a_server_that_takes_no_writes_is_said() -> None:
+    name = connection.settings_dict["NAME"]
+    with connection.cursor() as cursor:
+        cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        try:
+            code, told = found()
+        finally:
+            cursor.execute("SET transaction_read_only = off")
+            cursor.execute(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    assert code == 1
+    assert "takes no writes" in told["failed database"][0]
+
+
+def in_a_process(url: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "testproject.manage", "pgqueue_check"],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def test_a_database_that_is_away_ends_it_with_4() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        code, told = in_a_process(f"postgresql://nobody@127.0.0.1:{reserved.getsockname()[1]}/nothing")
+    assert code == 4
+    assert "refused" in told
+
+
+def test_a_database_that_never_answers_ends_it_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgqueue_check, "_SECONDS", 0.3)
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN; LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        try:
+            code, told = found()
+        finally:
+            cursor.execute("ROLLBACK")
+    assert (code, told["failed database"]) == (4, ["default: no answer within 0.3 s"])
+
+
+def test_tables_that_are_missing_end_it_with_5() -> None:
+    parameters = connections["default"].get_connection_params()
+    names = ("host", "port", "user", "password")
+    url = make_conninfo(**{name: parameters[name] for name in names if parameters.get(name)}, dbname="postgres")
+    code, told = in_a_process(url)
+    assert code == 5
+    assert "not applied: pgqueue_django.0001_initial; run manage.py migrate" in told
