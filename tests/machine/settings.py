@@ -1,7 +1,8 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
 ``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``ISOLATION``, a level of the project's own
-connections, and ``DIE``: a process that has a supervisor is killed as it starts.
+connections, ``POOL``, the options of Django's pool for these, and ``DIE``: a process that has a supervisor is killed
+as it starts.
 """
 
 import json
@@ -18,5 +19,8 @@ PGQUEUE = _changes.get("PGQUEUE", {})
 DEBUG = _changes.get("DEBUG", False)
 if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
+if _pool := _changes.get("POOL"):
+    DATABASES["default"]["CONN_MAX_AGE"] = 0
+    DATABASES["default"]["OPTIONS"]["pool"] = _pool
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
     os.kill(os.getpid(), signal.SIGKILL)
