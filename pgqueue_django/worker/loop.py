@@ -418,6 +418,7 @@ class Loop:
                     attempt.ended_at = now
                     self._outcomes.append((attempt, executor.timed_out(attempt)))
                     self._slots.interrupt(attempt, JobTimeout)
+            self._slots.look_at_event_loop()
             self._look_at_limits(now)
         oldest = self._slots.oldest_wait()
         if oldest is not None and now - oldest >= _UNBEGUN_SECONDS:

@@ -1003,6 +1003,14 @@ async def block_event_loop(seconds: float) -> None:
 
 
 @task
+async def block_event_loop_in_child(seconds: float) -> None:
+    async def careless_child() -> None:
+        time.sleep(seconds)
+
+    await asyncio.create_task(careless_child())
+
+
+@task
 def keep_gil_busy(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
