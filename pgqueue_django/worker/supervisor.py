@@ -44,7 +44,6 @@ _TICK_SECONDS = 0.05
 _LOOK_SECONDS = 0.2  # how often deadlines are looked at
 _OVERDUE_SECONDS = 0.5  # a process records its timeouts within 0.25 s; then it cannot
 _MARGIN_SECONDS = 3.0  # for a process to end, beyond its own time to stop
-_START_SECONDS = 60.0  # for a process to show its first sign of life
 _CRASHES = 5  # in a row
 _AGAIN_SECONDS = 1.0  # until what may have been held is tried again
 _DISOWN_SECONDS = 10.0  # how long a dead process may turn out to have held more
@@ -61,6 +60,7 @@ class Options:
     shutdown_timeout: float
     stall_timeout: float  # without a pulse, until a process is killed
     drain: bool = False  # processes that end are not replaced
+    start_timeout: float = 60.0  # for a process to show its first sign of life
 
 
 class Inherited(NamedTuple):
@@ -213,7 +213,7 @@ class Supervisor:
         child.pulse = pulse
         if child.board.is_ready:
             self._crashes.pop(child.number, None)
-        limit = self.options.stall_timeout if pulse else max(_START_SECONDS, self.options.stall_timeout)
+        limit = self.options.stall_timeout if pulse else max(self.options.start_timeout, self.options.stall_timeout)
         if self._kill_at is not None and now >= self._kill_at:
             logger.error("worker process %d does not end: killed", child.number)
             child.kill()
@@ -307,10 +307,9 @@ class _Clerk(threading.Thread):
         with own_connection(self._using, "supervisor"):
             while self._waiting or not self._finishing:
                 self._listen()
-                now = time.monotonic()
                 for errand in list(self._waiting.values()):
-                    if errand.not_before <= now or self._finishing:
-                        self._run(errand, now)
+                    if errand.not_before <= time.monotonic() or self._finishing:
+                        self._run(errand)
                 if not self._waiting:
                     # It may be days until the next one.
                     drop(self._using)
@@ -331,13 +330,14 @@ class _Clerk(threading.Thread):
         except queue.Empty:
             pass
 
-    def _run(self, errand: _Errand, now: float) -> None:
+    def _run(self, errand: _Errand) -> None:
         try:
             errand.act()
         except Exception as error:  # whatever it is: this thread has others to write for
             self._grumbler.failed(error)
             drop(self._using)
             if is_broken(error) or may_pass(error):
+                now = time.monotonic()  # it may have failed after ten seconds
                 errand.not_before = now + self._backoff.failed()
                 errand.until = max(errand.until, now + _AGAIN_SECONDS)
                 return
@@ -345,6 +345,7 @@ class _Clerk(threading.Thread):
         else:
             self._backoff.worked()
             self._grumbler.worked()
+        now = time.monotonic()
         if now < errand.until and not self._finishing:
             errand.not_before = now + _AGAIN_SECONDS
         else:

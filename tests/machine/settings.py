@@ -1,8 +1,8 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
 ``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``ISOLATION``, a level of the project's own
-connections, ``POOL``, the options of Django's pool for these, and ``DIE``: a process that has a supervisor is killed
-as it starts.
+connections, ``POOL``, the options of Django's pool for these, and ``DIE`` or ``HANG``: a process that has a supervisor
+is killed as it starts, or hangs.
 """
 
 import json
@@ -24,3 +24,5 @@ if _pool := _changes.get("POOL"):
     DATABASES["default"]["OPTIONS"]["pool"] = _pool
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
     os.kill(os.getpid(), signal.SIGKILL)
+if _changes.get("HANG") and "PGQUEUE_WORKER_CHILD" in os.environ:
+    signal.pause()

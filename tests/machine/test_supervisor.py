@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 
 from pgqueue_django import enqueue_many, transitions
 from pgqueue_django.models import Job, Worker
 from pgqueue_django.outcomes import Succeeded
 from pgqueue_django.states import State
+from pgqueue_django.worker import loop as loop_module
+from pgqueue_django.worker import supervisor
 from pgqueue_django.worker.board import PLACES, Board
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.loop import Loop, Options
+from pgqueue_django.worker.supervisor import Supervisor
 from tests.machine import handlers
 
 from .test_timeouts import seconds_to_the_record
-from .workers import REAL_DATABASE, Process, failure, job, notes, wait_for, wait_for_state
+from .workers import (
+    GRACE,
+    REAL_DATABASE,
+    ROOT,
+    Process,
+    Running,
+    always,
+    failure,
+    job,
+    notes,
+    sessions,
+    wait_for,
+    wait_for_state,
+)
 
 pytestmark = REAL_DATABASE
 Start = Callable[..., Process]
@@ -277,6 +297,61 @@ def test_processes_that_die_before_they_look_for_jobs_are_tried_five_times(fleet
     assert "giving up" in running.supervisor.log
 
 
+def test_a_process_that_hangs_as_it_starts_is_killed_when_its_time_to_start_is_over(
+    monkeypatch: pytest.MonkeyPatch, log: Callable[..., list[str]]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.machine.settings")
+    monkeypatch.setenv("MACHINE_SETTINGS", json.dumps({"HANG": True}))
+    command = [sys.executable, "-m", "testproject.manage", "pgqueue_worker", "--processes", "1"]
+    options = supervisor.Options("default", 1, shutdown_timeout=0, stall_timeout=0.2, start_timeout=2)
+    parent = Supervisor(options, command)
+    running = threading.Thread(target=parent.run)
+    running.start()
+    try:
+        wait_for(lambda: log("started"))
+        started_at = time.monotonic()
+        wait_for(lambda: log("has not answered for 2 s: killed"))
+        assert 1.5 < time.monotonic() - started_at < 2 + GRACE
+        wait_for(lambda: len(log("started")) == 2)
+    finally:
+        for _ in range(3):
+            parent.stop(signal.SIGTERM)
+        running.join(10)
+
+
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_what_somebody_held_as_its_process_died_is_given_back_later(
+    second_connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    log: Callable[..., list[str]],
+    fails_first: bool,
+) -> None:
+    enqueued = handlers.write_job.enqueue()
+    (held,) = transitions.claim("default", queue_name="default", slots=1, worker_id="w:1", lease_seconds=60)
+    monkeypatch.setattr(supervisor, "_DISOWN_SECONDS", 0.2 if fails_first else 10.0)
+    clerk = supervisor._Clerk("default")
+    clerk.start()
+    try:
+        with second_connection.transaction(force_rollback=True):
+            second_connection.execute("SELECT 1 FROM pgqueue_job WHERE id = %s FOR UPDATE", [enqueued.id])
+            if fails_first:
+                with second_connection.transaction(force_rollback=True):
+                    second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+                    clerk.disown("w:1", [held.pair])
+                    wait_for(lambda: log("supervisor: canceling statement due to lock timeout"))
+                # It looks now, finds the row in somebody's hands, and its time would be over.
+                wait_for(lambda: log("supervisor: works again"))
+            else:
+                clerk.disown("w:1", [held.pair])
+                wait_for(lambda: sessions("query LIKE 'DELETE FROM pgqueue_worker%%'"))
+            assert job(enqueued).state == State.RUNNING
+        assert failure(wait_for_state(enqueued, State.RETRYING, timeout=2 + GRACE))["kind"] == "worker_lost"
+    finally:
+        clerk.finish(5)
+    assert not clerk.is_alive()
+
+
 def test_drain_ends_when_nothing_is_due(fleet: Callable[..., Fleet]) -> None:
     jobs = enqueue_many(handlers.do_nothing.call() for _ in range(200))
     running = fleet(2, "--drain")
@@ -323,6 +398,41 @@ def test_a_board_has_a_pulse_until_the_loop_is_stuck() -> None:
     stuck.set()
     wait_for(lambda: time.monotonic() > board.pulse + 1)
     board.close()
+
+
+def test_a_loop_is_stuck_that_hangs_in_its_own_code_and_not_one_that_sleeps_or_waits_for_the_database(
+    worker: Callable[..., Running], second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "_STUCK_SECONDS", 0.3)
+    running = worker(concurrency=1, poll_interval=3)
+    wait_for_state(handlers.do_nothing.enqueue(), State.SUCCEEDED)
+    always(lambda: not running.loop.is_stuck, lasting=0.6)  # asleep
+
+    with second_connection.transaction(force_rollback=True):
+        second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        running.loop.inbox.put(loop_module._Woken(None))
+        wait_for(lambda: sessions("application_name = 'pgqueue loop' AND wait_event_type = 'Lock'"))
+        always(lambda: not running.loop.is_stuck, lasting=0.6)
+
+    # A log that takes no more, as a pipe that nobody reads.
+    entered, open_again = threading.Event(), threading.Event()
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            entered.set()
+            open_again.wait(20)
+
+    full = Full()
+    logger = logging.getLogger("pgqueue_django.worker")
+    logger.addHandler(full)
+    try:
+        running.loop.report()
+        assert entered.wait(10)
+        wait_for(lambda: running.loop.is_stuck, 0.3 + GRACE)
+    finally:
+        logger.removeHandler(full)
+        open_again.set()
+    wait_for(lambda: not running.loop.is_stuck)
 
 
 def test_a_full_board_takes_no_more() -> None:

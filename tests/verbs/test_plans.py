@@ -256,4 +256,6 @@ def test_a_claim_costs_the_same_whatever_waits_and_whatever_has_ended(scene: str
 @pytest.mark.django_db
 @pytest.mark.parametrize("verb", ["heartbeat", "settle", "release", "reap, overdue"])
 def test_a_fenced_write_costs_the_same_whatever_else_is_in_the_table(scene: str, verb: str) -> None:
-    assert sum(plan.buffers for plan in plans_of_verb(verb)) < 40 * 100, "some for each row and index, nothing for the other rows"
+    assert sum(plan.buffers for plan in plans_of_verb(verb)) < 40 * 100, (
+        "some for each row and index, nothing for the other rows"
+    )
