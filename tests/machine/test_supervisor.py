@@ -406,7 +406,7 @@ def test_a_loop_is_stuck_that_hangs_in_its_own_code_and_not_one_that_sleeps_or_w
     monkeypatch.setattr(loop_module, "_STUCK_SECONDS", 0.3)
     running = worker(concurrency=1, poll_interval=3)
     wait_for_state(handlers.do_nothing.enqueue(), State.SUCCEEDED)
-    always(lambda: not running.loop.is_stuck, lasting=0.6)  # asleep
+    always(lambda: not running.loop.is_stuck, lasting=1.5)  # asleep, for longer and longer
 
     with second_connection.transaction(force_rollback=True):
         second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
