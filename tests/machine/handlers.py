@@ -8,12 +8,14 @@ handler's own connection, and gates, which are paths that a handler waits for.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import decimal
 import math
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -720,6 +722,43 @@ async def overrun_blocking_the_event_loop() -> None:
 @task(max_attempts=3, backoff=SOON)
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(max_attempts=3, backoff=SOON)
+def exit_at_once() -> None:
+    os._exit(1)
+
+
+@task(max_attempts=3, backoff=SOON)
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+@task(max_attempts=3, backoff=SOON)
+def take_all_memory() -> None:
+    """To the last kilobyte, and keep it while the error flies."""
+    taken: list[bytes] = []
+    for size in (10_000_000, 100_000, 600):
+        try:
+            while True:
+                taken.append(b"x" * size)
+        except MemoryError:
+            continue
+    raise MemoryError(f"nothing left after {len(taken)} pieces")
+
+
+@task(takes_context=True, backoff=SOON, max_attempts=100)
+def sleep_and_tell(context: JobContext, seconds: float) -> None:
+    note("begun", context.job_id)
+    time.sleep(seconds)
+    note("ended", context.job_id)
+
+
+@task
+def leave_orphans(count: int) -> None:
+    """Processes whose parent has ended before them."""
+    for _ in range(count):
+        subprocess.run(["sh", "-c", "sleep 0.2 &"], check=True)
 
 
 @task(takes_context=True)
