@@ -6,10 +6,12 @@ import contextlib
 import json
 import logging
 import os
+import random
 import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ import psutil
 import psycopg
 import pytest
 
-from pgqueue_django import enqueue_many, transitions
+from pgqueue_django import Enqueued, enqueue_many, transitions
 from pgqueue_django.models import Job, Worker
 from pgqueue_django.outcomes import Succeeded
 from pgqueue_django.states import State
@@ -40,6 +42,7 @@ from .workers import (
     failure,
     job,
     notes,
+    seconds,
     sessions,
     wait_for,
     wait_for_state,
@@ -115,29 +118,99 @@ def test_what_a_dead_process_held_is_given_back_at_once_and_another_one_is_there
     assert running.supervisor.stop() == 0
 
 
-def test_processes_that_are_killed_one_after_another_are_all_replaced(fleet: Callable[..., Fleet]) -> None:
-    running = fleet(2)
+@pytest.mark.parametrize(
+    "kills", [10, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])], ids="{} kills".format
+)
+def test_processes_that_are_killed_one_after_another_are_all_replaced(fleet: Callable[..., Fleet], kills: int) -> None:
+    """Those that hold jobs, those that hold none, and those that have just been started; and nothing is lost."""
+    running = fleet(2, "--concurrency", "2", "--lease", "60")
     running.ready()
-    for _ in range(10):
-        pid = min(running.ready())
+    dice = random.Random(kills)
+    jobs: list[Enqueued] = []
+    replaced_after: list[float] = []
+
+    def kill(pid: int, limit: float) -> None:
         os.kill(pid, signal.SIGKILL)
-        running.replaced(pid, 1.5)
-    enqueued = handlers.write_job.enqueue()
-    wait_for_state(enqueued, State.SUCCEEDED, timeout=10)
+        replaced_after.append(seconds(lambda: running.replaced(pid, limit + GRACE)))
+
+    while len(replaced_after) < kills:
+        pids = running.ready()
+        jobs += enqueue_many([handlers.sleep_and_tell.call(dice.choice([0, 0.3]))] * 4)
+        wait_for(lambda: holders() & running.pids() or not unfinished(), 10)
+        kill(dice.choice(sorted(holders() & pids) or sorted(pids)), 1)
+        if len(replaced_after) % 5 == 2:
+            # At whatever it is in the middle of: its start takes about a second. It has half a second to wait then.
+            (new,) = running.pids() - pids
+            born_at, age = psutil.Process(new).create_time(), dice.random()
+            wait_for(lambda born_at=born_at, age=age: time.time() > born_at + age)
+            kill(new, 1.5)
+    print(f"{kills} kills, replaced after at most {max(replaced_after):.2f} s")
+    for enqueued in jobs:
+        row = wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+        assert {entry["kind"] for entry in row.history} <= {"worker_lost"}
+        assert row.attempts == len(row.history) + 1
+    # Each attempt that was begun is one that ended or one that is in the history.
+    begun, ended = Counter(id for id, _ in notes("begun")), Counter(id for id, _ in notes("ended"))
+    assert set(begun) == set(ended) == {enqueued.id for enqueued in jobs}
+    assert all(begun[enqueued.id] <= job(enqueued).attempts for enqueued in jobs)
     assert running.supervisor.stop() == 0
 
 
+def unfinished() -> bool:
+    return Job.objects.filter(finished_at=None).exists()
+
+
+def holders() -> set[int]:
+    """Pids of the workers that hold running jobs."""
+    held = Job.objects.running().values_list("worker_id", flat=True)
+    return set(Worker.objects.filter(pk__in=list(held)).values_list("pid", flat=True))
+
+
+@pytest.mark.parametrize(
+    ("poison", "how"),
+    [
+        (handlers.die, "was killed by SIGKILL"),
+        (handlers.exit_at_once, "ended with exit code 1"),
+        (handlers.segfault, "was killed by SIGSEGV"),
+    ],
+    ids=["SIGKILL", "os._exit", "segfault"],
+)
 def test_a_job_that_kills_its_process_is_dead_after_its_attempts_and_the_others_succeed(
-    fleet: Callable[..., Fleet],
+    fleet: Callable[..., Fleet], poison: Any, how: str
 ) -> None:
-    running = fleet(2, "--concurrency", "2", "--lease", "60")
+    running = fleet(2, "--concurrency", "4", "--lease", "60")
     running.ready()
-    poison = handlers.die.enqueue()
-    innocent = enqueue_many(handlers.write.call("innocent") for _ in range(20))
-    assert wait_for_state(poison, State.DEAD, timeout=30).attempts == 3
-    assert [entry["kind"] for entry in job(poison).history] == ["worker_lost"] * 3
+    innocent = enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    killer = poison.enqueue()
+    innocent += enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    assert wait_for_state(killer, State.DEAD, timeout=30).attempts == 3
+    assert [entry["kind"] for entry in job(killer).history] == ["worker_lost"] * 3
+    assert running.supervisor.log.count(how) == 3
     for enqueued in innocent:
         wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+        row = job(enqueued)
+        assert [entry["kind"] for entry in row.history] == ["worker_lost"] * (row.attempts - 1)
+    # Of those beside it, each time: three that ran, and as many whose outcomes were not in their rows yet.
+    assert sum(job(enqueued).attempts - 1 for enqueued in innocent) <= 3 * (3 + 3)
+    assert running.supervisor.stop() == 0
+
+
+def test_a_job_that_takes_all_memory_is_dead_after_its_attempts_and_the_others_succeed(
+    fleet: Callable[..., Fleet],
+) -> None:
+    running = fleet(2, "--concurrency", "4", "--lease", "60", started_by="ulimit -v 1500000; exec {}")
+    running.ready()
+    innocent = enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    hungry = handlers.take_all_memory.enqueue()
+    innocent += enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    assert wait_for_state(hungry, State.DEAD, timeout=60).attempts == 3
+    # It meets its own end, or that of its process.
+    assert {entry["kind"] for entry in job(hungry).history} <= {"error", "worker_lost"}
+    for enqueued in innocent:
+        row = wait_for_state(enqueued, State.SUCCEEDED, timeout=30)
+        assert row.attempts - 1 == len(row.history) <= 3
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED)
+    assert running.supervisor.stop() == 0
 
 
 def test_a_signal_to_the_whole_group_lets_all_jobs_finish_once(fleet: Callable[..., Fleet], gate: Gate) -> None:
