@@ -1083,6 +1083,15 @@ async def stubborn_async(context: JobContext, seconds: float) -> None:
             continue
 
 
+@task(takes_context=True, max_attempts=1)
+async def clean_up_for_long_async(context: JobContext, seconds: float) -> None:
+    await sync_to_async(note)("begun", context.job_id)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.sleep(seconds)
+
+
 @task
 async def leave_thread_behind(seconds: float) -> None:
     """Ends at once; a thread of the event loop's default executor goes on."""

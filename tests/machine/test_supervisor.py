@@ -195,6 +195,22 @@ def test_a_job_that_kills_its_process_is_dead_after_its_attempts_and_the_others_
     assert running.supervisor.stop() == 0
 
 
+@pytest.mark.slow
+def test_fifty_abrupt_ends_cost_no_other_job_more_than_an_attempt_each(fleet: Callable[..., Fleet]) -> None:
+    running = fleet(2, "--concurrency", "4", "--lease", "60")
+    running.ready()
+    healthy = enqueue_many([handlers.sleep_and_tell.call(1)] * 7)
+    poison = enqueue_many(
+        task.using(max_attempts=1).call() for _ in range(25) for task in (handlers.exit_at_once, handlers.segfault)
+    )
+    for enqueued in poison:
+        assert [entry["kind"] for entry in wait_for_state(enqueued, State.DEAD, timeout=90).history] == ["worker_lost"]
+    for enqueued in healthy:
+        row = wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+        assert row.attempts - 1 == len(row.history) <= 50
+    assert running.supervisor.stop() == 0
+
+
 def test_a_job_that_takes_all_memory_is_dead_after_its_attempts_and_the_others_succeed(
     fleet: Callable[..., Fleet],
 ) -> None:
