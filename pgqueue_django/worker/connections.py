@@ -199,16 +199,12 @@ _CHANGES_WITHIN = re.compile(
 _WITHIN = ("set_config", "advisory_lock", "into temp", "pg_temp")
 
 
-def changes_session(sql: str) -> bool:
+def _changes_session(sql: str) -> bool:
     text = sql.lower()
     if any(map(_CHANGES.match, text.split(";"))):
         return True
     # The words first: to look for the pattern takes ten times as long.
     return any(word in text for word in _WITHIN) and _CHANGES_WITHIN.search(text) is not None
-
-
-def _text(sql: bytes | Composable) -> str:
-    return sql.as_string(None) if isinstance(sql, Composable) else sql.decode(errors="replace")
 
 
 class _Watch:
@@ -219,7 +215,11 @@ class _Watch:
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
         if not self.changed:
-            self.changed = changes_session(sql if isinstance(sql, str) else _text(sql))
+            if isinstance(sql, Composable):
+                text = sql.as_string(context["connection"].connection)
+            else:
+                text = sql.decode(errors="replace") if isinstance(sql, bytes) else sql
+            self.changed = not isinstance(text, str) or _changes_session(text)
         return execute(sql, params, many, context)
 
 
