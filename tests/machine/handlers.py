@@ -1042,6 +1042,11 @@ async def block_event_loop(seconds: float) -> None:
 
 
 @task
+async def block_event_loop_at(gate: str) -> None:
+    wait_at(gate)
+
+
+@task
 async def block_event_loop_in_child(seconds: float) -> None:
     async def careless_child() -> None:
         time.sleep(seconds)

@@ -1,8 +1,8 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
 ``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``ISOLATION``, a level of the project's own
-connections, ``POOL``, the options of Django's pool for these, and ``DIE`` or ``HANG``: a process that has a supervisor
-is killed as it starts, or hangs.
+connections, ``DATABASE``, more words for the default database, ``OPTIONS``, for its driver, and ``DIE`` or ``HANG``: a
+process that has a supervisor is killed as it starts, or hangs.
 """
 
 import json
@@ -19,9 +19,8 @@ PGQUEUE = _changes.get("PGQUEUE", {})
 DEBUG = _changes.get("DEBUG", False)
 if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
-if _pool := _changes.get("POOL"):
-    DATABASES["default"]["CONN_MAX_AGE"] = 0
-    DATABASES["default"]["OPTIONS"]["pool"] = _pool
+DATABASES["default"] |= _changes.get("DATABASE", {})
+DATABASES["default"]["OPTIONS"] |= _changes.get("OPTIONS", {})
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
     os.kill(os.getpid(), signal.SIGKILL)
 if _changes.get("HANG") and "PGQUEUE_WORKER_CHILD" in os.environ:

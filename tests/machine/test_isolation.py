@@ -15,7 +15,7 @@ from pgqueue_django import enqueue_many
 from pgqueue_django.states import State
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Process, Running, job, notes, sessions, wait_for, wait_for_state
+from .workers import POOL_OF_ONE, REAL_DATABASE, Process, Running, job, notes, sessions, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Drain = Callable[..., Running]
@@ -88,7 +88,7 @@ def test_a_changed_session_does_not_go_back_to_the_pool(process: Callable[..., P
     pytest.importorskip("psycopg_pool")
     tell = handlers.tell_session.call()
     jobs = enqueue_many([tell, task.call("local"), task.call("a role"), tell, tell])
-    assert process("--drain", "--concurrency", "1", settings={"POOL": {"min_size": 1, "max_size": 1}}).wait(30) == 0
+    assert process("--drain", "--concurrency", "1", settings=POOL_OF_ONE).wait(30) == 0
     first, kept, changed, second, third = (job(enqueued).result for enqueued in jobs)
     assert first["pid"] == kept == changed != second["pid"]
     assert first["session"] == second["session"]

@@ -22,6 +22,7 @@ from pgqueue_django.worker import executor
 from tests.machine import handlers
 
 from .workers import (
+    POOL_OF_ONE,
     REAL_DATABASE,
     Process,
     Running,
@@ -62,6 +63,7 @@ def assert_leases_are_kept(jobs: Sequence[Enqueued], running: Process, lease: fl
     for row in Job.objects.filter(pk__in=ids):
         assert (row.state, row.attempts, row.history) == (State.SUCCEEDED, 1, [])
     assert "lost its lease" not in running.log
+    print(f"least time left of a lease of {lease:g} s: {least:.2f} s")
     assert least > 0.2
 
 
@@ -78,10 +80,10 @@ def test_who_keeps_the_event_loop_to_himself_is_named_once(
     worker(concurrency=5)
     innocent = enqueue_many([handlers.write_and_await.call(str(door)), handlers.write_and_wait.call(str(door))])
     wait_for(lambda: len(notes("begun")) == 2)
-    first, second = (handlers.block_event_loop.enqueue(1.5) for _ in range(2))
+    first, second = (handlers.block_event_loop.enqueue(2.5) for _ in range(2))
     for enqueued in (first, second):
         wait_for_state(enqueued, State.SUCCEEDED)
-    wait_for_state(handlers.block_event_loop_in_child.enqueue(1.5), State.SUCCEEDED)
+    wait_for_state(handlers.block_event_loop_in_child.enqueue(2.5), State.SUCCEEDED)
     named, child = log("has kept the event loop")
     assert named.startswith(tuple(f"{handlers.__name__}.block_event_loop #{one.id} has" for one in (first, second)))
     assert "careless_child" in child
@@ -92,8 +94,7 @@ def test_who_keeps_the_event_loop_to_himself_is_named_once(
 
 def test_handlers_that_wait_for_the_last_connection_of_a_pool_keep_their_leases(process: Start) -> None:
     pytest.importorskip("psycopg_pool")
-    pool = {"POOL": {"min_size": 1, "max_size": 1}}
-    running = process("--lease", "1.2", "--concurrency", "3", settings=pool).wait_until_ready()
+    running = process("--lease", "1.2", "--concurrency", "3", settings=POOL_OF_ONE).wait_until_ready()
     # One after the other.
     assert_leases_are_kept(enqueue_many([handlers.sleep_in_sql_for.call(1.8)] * 3), running, 1.2)
 

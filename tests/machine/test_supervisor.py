@@ -492,16 +492,16 @@ def test_a_board_has_a_pulse_until_the_loop_is_stuck() -> None:
 def test_a_loop_is_stuck_that_hangs_in_its_own_code_and_not_one_that_sleeps_or_waits_for_the_database(
     worker: Callable[..., Running], second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "_STUCK_SECONDS", 0.3)
+    monkeypatch.setattr(loop_module, "_STUCK_SECONDS", 1.0)
     running = worker(concurrency=1, poll_interval=3)
     wait_for_state(handlers.do_nothing.enqueue(), State.SUCCEEDED)
-    always(lambda: not running.loop.is_stuck, lasting=1.5)  # asleep, for longer and longer
+    always(lambda: not running.loop.is_stuck, lasting=3)  # asleep, for longer and longer
 
     with second_connection.transaction(force_rollback=True):
         second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
         running.loop.inbox.put(loop_module._Woken(None))
         wait_for(lambda: sessions("application_name = 'pgqueue loop' AND wait_event_type = 'Lock'"))
-        always(lambda: not running.loop.is_stuck, lasting=0.6)
+        always(lambda: not running.loop.is_stuck, lasting=1.5)  # its own lock_timeout is two seconds
 
     # A log that takes no more, as a pipe that nobody reads.
     entered, open_again = threading.Event(), threading.Event()
@@ -517,7 +517,7 @@ def test_a_loop_is_stuck_that_hangs_in_its_own_code_and_not_one_that_sleeps_or_w
     try:
         running.loop.report()
         assert entered.wait(10)
-        wait_for(lambda: running.loop.is_stuck, 0.3 + GRACE)
+        wait_for(lambda: running.loop.is_stuck, 1 + GRACE)
     finally:
         logger.removeHandler(full)
         open_again.set()

@@ -32,6 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # Commits for real. Only our tables are emptied afterwards: the shop's take longer than most of these tests.
 REAL_DATABASE = pytest.mark.django_db(transaction=True, available_apps=["pgqueue_django"])
 
+# Django's own pool, for a process's handlers.
+POOL_OF_ONE = {"DATABASE": {"CONN_MAX_AGE": 0}, "OPTIONS": {"pool": {"min_size": 1, "max_size": 1}}}
+
 wait_for = rows.wait_for
 GRACE = rows.GRACE
 
