@@ -16,7 +16,7 @@ from pgqueue_django.models import Worker
 from pgqueue_django.states import State
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Process, Running, job, notes, wait_for, wait_for_state
+from .workers import REAL_DATABASE, Process, Running, always, job, notes, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Start = Callable[..., Process]
@@ -116,6 +116,18 @@ def test_a_shell_in_between_does_not_pass_a_signal_on_but_the_group_hears_it(pro
     door.open()
     wait_for(lambda: "ended: 1 succeeded" in started.log)
     assert (job(running).state, job(running).attempts) == (State.SUCCEEDED, 1)
+
+
+def test_a_shell_that_is_process_1_and_stays_in_between_keeps_the_signal(
+    process: Start, container: Sequence[str]
+) -> None:
+    started = process(started_by=[*container, "sh", "-c", '"$@"; true', "sh"])
+    inside = process_1(started)
+    (worker,) = inside.children()
+    inside.send_signal(signal.SIGTERM)
+    always(lambda: worker.is_running() and "stopping" not in started.log, lasting=1)
+    worker.send_signal(signal.SIGTERM)
+    assert started.wait() == 0
 
 
 def test_control_c_lets_all_jobs_of_all_processes_finish_once(process: Start, gate: Gate) -> None:
