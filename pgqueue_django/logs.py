@@ -43,6 +43,7 @@ Event = Literal[
     "job.unknown",
     "job.refused",
     "job.warning",
+    "job.blocking",
     "process.started",
     "process.ended",
     "process.killed",

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.postgresql.psycopg_any import IsolationLevel
 from psycopg import Error as PsycopgError
 from psycopg import pq
+from psycopg.sql import Composable
 
 from pgqueue_django import conf, logs
 
@@ -180,6 +182,72 @@ def _fault(wrapper: BaseDatabaseWrapper) -> str | None:
         if status not in (pq.TransactionStatus.IDLE, pq.TransactionStatus.UNKNOWN):
             return "a transaction"
     return None
+
+
+# A statement that changes its session for longer than its transaction lasts, or may: nobody sees what DO and CALL
+# carry out. In lower case, behind what may stand before it.
+_CHANGES = re.compile(
+    r"""(?> \s | --[^\n]*\n | /\*.*?\*/ )*+
+    (?: set \s+ (?! (?:local|transaction|constraints)\b ) | (?:reset|discard|listen|load|do|call)\b
+      | prepare \s+ (?! transaction\b ) | declare\b .* \bwith\s+hold\b
+      | create \s+ (?:or\s+replace\s+)? (?:(?:global|local)\s+)? temp(?:orary)?\b )""",
+    re.VERBOSE | re.DOTALL,
+)
+_CHANGES_WITHIN = re.compile(
+    r"set_config\s*\((?![^()]*,\s*true\s*\))|advisory_lock|\binto\s+temp(?:orary)?\b|\bpg_temp\b"
+)
+_WITHIN = ("set_config", "advisory_lock", "into temp", "pg_temp")
+
+
+def _changes_session(sql: str) -> bool:
+    text = sql.lower()
+    if any(map(_CHANGES.match, text.split(";"))):
+        return True
+    # The words first: to look for the pattern takes ten times as long.
+    return any(word in text for word in _WITHIN) and _CHANGES_WITHIN.search(text) is not None
+
+
+class _Watch:
+    """Sees each statement of a handler's connection."""
+
+    def __init__(self) -> None:
+        self.changed = False
+
+    def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if not self.changed:
+            if isinstance(sql, Composable):
+                text = sql.as_string(context["connection"].connection)
+            else:
+                text = sql.decode(errors="replace") if isinstance(sql, bytes) else sql
+            self.changed = not isinstance(text, str) or _changes_session(text)
+        return execute(sql, params, many, context)
+
+
+def watch(wrapper: BaseDatabaseWrapper) -> None:
+    """See from now on whether statements change its session."""
+    hook, connect = _Watch(), wrapper.connect
+
+    def connect_and_begin() -> None:
+        connect()
+        hook.changed = False  # what Django and the project have set is how a session is to be
+
+    wrapper.execute_wrappers.insert(0, hook)
+    wrapper.connect = connect_and_begin  # type: ignore[method-assign]
+
+
+def drop_changed(wrappers: Sequence[BaseDatabaseWrapper]) -> None:
+    """Throw the connections away whose session an attempt has changed: a setting, a role, a temporary table, a lock.
+
+    Not ``DISCARD ALL``: that would undo as well what Django and the project set when they connect.
+    """
+    for wrapper in wrappers:
+        hook = next((hook for hook in wrapper.execute_wrappers if isinstance(hook, _Watch)), None)
+        if hook is None:
+            watch(wrapper)  # the handler's own object, and nobody has seen what was done with it
+        elif not hook.changed:
+            continue
+        if wrapper.connection is not None:
+            drop(wrapper.alias)
 
 
 class Backoff:

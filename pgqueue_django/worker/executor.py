@@ -31,7 +31,7 @@ from pgqueue_django.tasks import Task
 from pgqueue_django.transitions import Claimed, Settlement
 from pgqueue_django.worker import guard
 from pgqueue_django.worker.board import Board
-from pgqueue_django.worker.connections import drop, is_broken, left_open
+from pgqueue_django.worker.connections import drop, drop_changed, is_broken, left_open, watch
 from pgqueue_django.worker.guard import Guard
 
 logger = logging.getLogger("pgqueue_django.worker")
@@ -186,6 +186,7 @@ def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
         return outcome
     finally:
         if _are_used(wrappers):
+            drop_changed(wrappers)
             _between_attempts()
 
 
@@ -228,6 +229,7 @@ async def run_async(attempt: Attempt) -> Outcome:
 
 def _close_connections() -> str | None:
     left = left_open()
+    drop_changed(connections.all(initialized_only=True))  # closing gives it back to a pool, if there is one
     connections.close_all()
     return left
 
@@ -430,5 +432,10 @@ def throw_connections_away() -> None:
 
 
 def prepare_thread(wrappers: list[Any]) -> None:
-    """Collect this thread's connection objects, none of them connected: their statements can then be cancelled."""
+    """Collect this thread's connection objects, none of them connected: their statements can then be cancelled.
+
+    And seen: see ``drop_changed``.
+    """
     wrappers.extend(connections[alias] for alias in connections)
+    for wrapper in wrappers:
+        watch(wrapper)

@@ -468,6 +468,7 @@ class Loop:
                     self._outcomes.append((attempt, executor.timed_out(attempt)))
                     self._slots.interrupt(attempt, JobTimeout)
             self._look_at_heartbeats()
+            self._slots.look_at_event_loop()
             self._look_at_limits(now)
         oldest = self._slots.oldest_wait()
         if oldest is not None and now - oldest >= _UNBEGUN_SECONDS:

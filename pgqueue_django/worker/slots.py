@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ _CANCEL_SECONDS = 2.0  # for the server to confirm that it cancels a statement
 _LOOK_SECONDS = 0.0005  # how long a thread looks on before it takes work beside others who get on
 _CLEAN_UP_SECONDS = 2.0  # for a handler to end after it was interrupted, before it is interrupted again
 TRIES = 3  # and then nothing stops it
+_TURN_SECONDS = 1.0  # without a turn of the event loop, until whoever keeps it is named
 
 
 class _Slot:
@@ -67,6 +69,10 @@ class Slots:
         self._coming = 0  # threads that were woken or started, or have just ended an attempt, and will look here
         self._closed = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._has_turned = True  # the event loop, since it was looked at
+        self._looked_at = 0.0
+        self._still = 0.0  # seconds without a turn that the process was awake for
+        self._told: set[str] = set()
 
     @property
     def load(self) -> int:
@@ -102,6 +108,34 @@ class Slots:
         with self._lock:
             queues = (self._placed, self._beginning, self._waiting)
             return min((queue[0].claimed_at for queue in queues if queue), default=None)
+
+    def look_at_event_loop(self) -> None:
+        """To be called several times a second while attempts run: name a task that keeps the event loop to itself.
+
+        Leases do not suffer from it, but no other async attempt gets on meanwhile, nor hears of its deadline.
+        """
+        event_loop, now = self._event_loop, time.monotonic()
+        awake, self._looked_at = min(now - self._looked_at, _TURN_SECONDS / 2), now
+        if event_loop is None or self._closed:
+            return
+        if self._has_turned:
+            self._has_turned, self._still = False, 0.0
+            event_loop.call_soon_threadsafe(setattr, self, "_has_turned", True)
+            return
+        self._still += awake
+        if self._still < _TURN_SECONDS or (keeper := asyncio.current_task(event_loop)) is None:
+            return
+        name = keeper.get_name()
+        kind, _, number = name.partition(" #")
+        if not number:
+            kind = name = f"{getattr(keeper.get_coro(), '__qualname__', name)}, which an async job has started,"
+        if kind not in self._told:
+            self._told.add(kind)
+            logger.warning(
+                "%s has kept the event loop for %.1f s: no other async job gets on before it awaits something",
+                *(name, self._still),
+                extra=logs.event("job.blocking", task=kind),
+            )
 
     def interrupt(self, attempt: Attempt, why: type[Interrupt]) -> None:
         """Stop a handler whose outcome counts no more, as far as that can be done from outside.
@@ -293,7 +327,8 @@ class Slots:
                     return
                 attempt = self._beginning.popleft()
                 # An empty context, as in executor.run.
-                coroutine = loop.create_task(executor.run_async(attempt), context=contextvars.Context())
+                name = f"{attempt.job.task} #{attempt.job.id}"
+                coroutine = loop.create_task(executor.run_async(attempt), name=name, context=contextvars.Context())
                 attempt.coroutine = coroutine
             # Not in the coroutine: one that is cancelled before its first step never runs a line of it.
             coroutine.add_done_callback(partial(self._end_coroutine, attempt, loop))

@@ -45,7 +45,6 @@ _TICK_SECONDS = 0.05
 _LOOK_SECONDS = 0.2  # how often deadlines are looked at
 _OVERDUE_SECONDS = 0.5  # a process records its timeouts within 0.25 s; then it cannot
 _MARGIN_SECONDS = 3.0  # for a process to end, beyond its own time to stop
-_START_SECONDS = 60.0  # for a process to show its first sign of life
 _READY_SECONDS = 2.0  # after which one that has not said so again is not ready
 _CRASHES = 5  # in a row
 _AGAIN_SECONDS = 1.0  # until what may have been held is tried again
@@ -64,6 +63,7 @@ class Options:
     stall_timeout: float  # without a pulse, until a process is killed
     drain: bool = False  # processes that end are not replaced
     patient: bool = False  # whoever edits their code will mend it: they are tried again every two seconds
+    start_timeout: float = 60.0  # for a process to show its first sign of life
 
 
 class Inherited(NamedTuple):
@@ -239,7 +239,7 @@ class Supervisor:
         child.pulse = pulse
         if child.board.ready_at:
             self._crashes.pop(child.number, None)
-        limit = self.options.stall_timeout if pulse else max(_START_SECONDS, self.options.stall_timeout)
+        limit = self.options.stall_timeout if pulse else max(self.options.start_timeout, self.options.stall_timeout)
         if self._kill_at is not None and now >= self._kill_at:
             logger.error("worker process %d does not end: killed", child.number, extra=child.event("process.killed"))
             child.kill()
@@ -346,10 +346,9 @@ class _Clerk(threading.Thread):
         with own_connection(self._using, "supervisor"):
             while self._waiting or not self._finishing:
                 self._listen()
-                now = time.monotonic()
                 for errand in list(self._waiting.values()):
-                    if errand.not_before <= now or self._finishing:
-                        self._run(errand, now)
+                    if errand.not_before <= time.monotonic() or self._finishing:
+                        self._run(errand)
                 if not self._waiting:
                     # It may be days until the next one.
                     drop(self._using)
@@ -370,13 +369,14 @@ class _Clerk(threading.Thread):
         except queue.Empty:
             pass
 
-    def _run(self, errand: _Errand, now: float) -> None:
+    def _run(self, errand: _Errand) -> None:
         try:
             errand.act()
         except Exception as error:  # whatever it is: this thread has others to write for
             self._grumbler.failed(error)
             drop(self._using)
             if is_broken(error) or may_pass(error):
+                now = time.monotonic()  # it may have failed after ten seconds
                 errand.not_before = now + self._backoff.failed()
                 errand.until = max(errand.until, now + _AGAIN_SECONDS)
                 return
@@ -384,6 +384,7 @@ class _Clerk(threading.Thread):
         else:
             self._backoff.worked()
             self._grumbler.worked()
+        now = time.monotonic()
         if now < errand.until and not self._finishing:
             errand.not_before = now + _AGAIN_SECONDS
         else:

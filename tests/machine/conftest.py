@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,21 @@ def process(machine_note: None, tmp_path: Path) -> Iterator[Callable[..., Proces
     started: list[Process] = []
 
     def start(
-        *arguments: str, settings: dict[str, Any] | None = None, environment: dict[str, str] | None = None
+        *arguments: str,
+        settings: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        started_by: Sequence[str] | str = (),
     ) -> Process:
         log_file = tmp_path / f"worker-{len(started)}.log"
-        started.append(Process(log_file, *arguments, settings=settings or {}, environment=environment or {}))
+        options: dict[str, Any] = {"settings": settings or {}, "environment": environment or {}}
+        started.append(Process(log_file, *arguments, **options, started_by=started_by))
         return started[-1]
 
     yield start
     for one in started:
         if one.exit_code is None:
             one.signal(signal.SIGCONT)
-            one.kill()
+        one.kill_group()
         print(f"--- log of worker process {one.pid}, exit code {one.exit_code}\n{one.log[-4000:]}")
 
 

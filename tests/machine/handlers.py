@@ -8,12 +8,15 @@ handler's own connection, and gates, which are paths that a handler waits for.
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import decimal
 import logging
 import math
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +27,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone, translation
+from psycopg import sql
 
 from pgqueue_django import PermanentError, Retry, task
 from pgqueue_django.backoff import Backoff
@@ -721,6 +725,43 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@task(max_attempts=3, backoff=SOON)
+def exit_at_once() -> None:
+    os._exit(1)
+
+
+@task(max_attempts=3, backoff=SOON)
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+@task(max_attempts=3, backoff=SOON)
+def take_all_memory() -> None:
+    """To the last kilobyte, and keep it while the error flies."""
+    taken: list[bytes] = []
+    for size in (10_000_000, 100_000, 600):
+        try:
+            while True:
+                taken.append(b"x" * size)
+        except MemoryError:
+            continue
+    raise MemoryError(f"nothing left after {len(taken)} pieces")
+
+
+@task(takes_context=True, backoff=SOON, max_attempts=100)
+def sleep_and_tell(context: JobContext, seconds: float) -> None:
+    note("begun", context.job_id)
+    time.sleep(seconds)
+    note("ended", context.job_id)
+
+
+@task
+def leave_orphans(count: int) -> None:
+    """Processes whose parent has ended before them."""
+    for _ in range(count):
+        subprocess.run(["sh", "-c", "sleep 0.2 &"], check=True)
+
+
 @task(takes_context=True)
 def pid(context: JobContext) -> int:
     return os.getpid()
@@ -819,18 +860,21 @@ async def clean_up_when_cancelled_async(context: JobContext) -> None:
 _variable: ContextVar[str] = ContextVar("machine_variable", default="unset")
 
 
-@task
-def set_globals() -> None:
+def _set_globals() -> None:
     _variable.set("set")
     translation.activate("de")
     timezone.activate("Asia/Kathmandu")
+    decimal.getcontext().prec = 5
+
+
+@task
+def set_globals() -> None:
+    _set_globals()
 
 
 @task
 async def set_globals_async() -> None:
-    _variable.set("set")
-    translation.activate("de")
-    timezone.activate("Asia/Kathmandu")
+    _set_globals()
 
 
 def _globals() -> dict[str, str]:
@@ -838,6 +882,7 @@ def _globals() -> dict[str, str]:
         "variable": _variable.get(),
         "language": translation.get_language() or "",
         "zone": timezone.get_current_timezone_name(),
+        "digits": str(decimal.getcontext().prec),
         "thread": threading.current_thread().name,
     }
 
@@ -850,6 +895,80 @@ def tell_globals() -> dict[str, str]:
 @task
 async def tell_globals_async() -> dict[str, str]:
     return _globals()
+
+
+# Statements that change a session for longer than their transaction, and such as do not. ``{}`` is a role.
+CHANGES_SESSION: dict[str, Any] = {
+    "a setting": "SET statement_timeout = '1min'",
+    "a setting, in small letters and after comments": "-- one\n/* and\n another */ set statement_timeout = '1min'",
+    "a setting, after another statement": "SELECT 1; SET SESSION statement_timeout = '1min'",
+    "a setting, by function": "SELECT set_config('statement_timeout', '1min', false)",
+    "a setting, in a block": "DO $$ BEGIN PERFORM set_config('statement_timeout', '1min', false); END $$",
+    "a composed statement": sql.SQL("SET {} = '1min'").format(sql.Identifier("statement_timeout")),
+    "bytes": b"SET statement_timeout = '1min'",
+    "a role": "SET ROLE pg_monitor",
+    "a path": "SET search_path TO pg_catalog, public",
+    "a zone": "SET TIME ZONE 'Asia/Kathmandu'",
+    "isolation": "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+    "undone before": "RESET TimeZone",
+    "a temporary table": "CREATE TEMPORARY TABLE left_behind (id int)",
+    "a temporary table, from rows": "SELECT 1 AS id INTO TEMP left_behind",
+    "a temporary table, by its schema": "CREATE TABLE pg_temp.left_behind (id int)",
+    "a lock": "SELECT pg_advisory_lock(4711)",
+    "a lock, if it is free": "SELECT pg_try_advisory_lock_shared(4711)",
+    "a channel": "LISTEN left_behind",
+    "a prepared statement": "PREPARE left_behind AS SELECT 1",
+    "a cursor": "DECLARE left_behind CURSOR WITH HOLD FOR SELECT 1",
+}
+KEEPS_SESSION: dict[str, Any] = {
+    "an update": "UPDATE machine_note\nSET event = 'reset' WHERE false",
+    "local": "SET LOCAL statement_timeout = '1min'",
+    "local, by function": "SELECT set_config('statement_timeout', '1min', true)",
+    "transaction": "SET TRANSACTION READ ONLY",
+    "constraints": "SET CONSTRAINTS ALL IMMEDIATE",
+    "a lock of the transaction": "SELECT pg_advisory_xact_lock(4711)",
+    "a table like temporary": "SELECT 'create temp' AS template",
+}
+
+
+def _execute(statement: Any) -> int:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(statement)
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+@task
+def execute(how: str) -> int:
+    return _execute({**CHANGES_SESSION, **KEEPS_SESSION}[how])
+
+
+@task
+async def execute_async(how: str) -> int:
+    return await sync_to_async(_execute)({**CHANGES_SESSION, **KEEPS_SESSION}[how])
+
+
+@task
+def execute_on_another_object(how: str) -> None:
+    connection.close()
+    del connections["default"]
+    _execute(CHANGES_SESSION[how])
+
+
+@task
+def tell_session() -> dict[str, Any]:
+    """All that a session has beyond its transactions."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT current_user::text, current_setting('application_name'), "
+            "(SELECT array_agg(name || '=' || setting ORDER BY name) FROM pg_settings "
+            " WHERE source = 'session' AND name NOT LIKE 'transaction%'), "
+            "(SELECT count(*) FROM pg_class WHERE relpersistence = 't' AND pg_table_is_visible(oid)), "
+            "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), "
+            "(SELECT count(*) FROM pg_listening_channels()), (SELECT count(*) FROM pg_prepared_statements), "
+            "(SELECT count(*) FROM pg_cursors WHERE is_holdable)"
+        )
+        return {"pid": backend_pid.func(), "session": list(cursor.fetchone())}  # type: ignore[misc]
 
 
 @task
@@ -935,6 +1054,19 @@ async def block_event_loop(seconds: float) -> None:
 
 
 @task
+async def block_event_loop_at(gate: str) -> None:
+    wait_at(gate)
+
+
+@task
+async def block_event_loop_in_child(seconds: float) -> None:
+    async def careless_child() -> None:
+        time.sleep(seconds)
+
+    await asyncio.create_task(careless_child())
+
+
+@task
 def keep_gil_busy(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -966,6 +1098,15 @@ async def stubborn_async(context: JobContext, seconds: float) -> None:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
             continue
+
+
+@task(takes_context=True, max_attempts=1)
+async def clean_up_for_long_async(context: JobContext, seconds: float) -> None:
+    await sync_to_async(note)("begun", context.job_id)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        await asyncio.sleep(seconds)
 
 
 @task

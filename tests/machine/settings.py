@@ -1,7 +1,8 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
 ``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``LOGGING``, ``APPS`` beside the shop's, ``ISOLATION``, a
-level of the project's own connections, and ``DIE``: a process that has a supervisor is killed as it starts.
+level of the project's own connections, ``DATABASE``, more words for the default database, ``OPTIONS``, for its driver,
+and ``DIE`` or ``HANG``: a process that has a supervisor is killed as it starts, or hangs.
 """
 
 import json
@@ -21,5 +22,9 @@ if "LOGGING" in _changes:
     LOGGING = _changes["LOGGING"]
 if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
+DATABASES["default"] |= _changes.get("DATABASE", {})
+DATABASES["default"]["OPTIONS"] |= _changes.get("OPTIONS", {})
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
     os.kill(os.getpid(), signal.SIGKILL)
+if _changes.get("HANG") and "PGQUEUE_WORKER_CHILD" in os.environ:
+    signal.pause()

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from pgqueue_django import enqueue_many
 from pgqueue_django.states import State
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Process, Running, job, notes, sessions, wait_for, wait_for_state
+from .workers import POOL_OF_ONE, REAL_DATABASE, Process, Running, job, notes, sessions, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Drain = Callable[..., Running]
@@ -25,7 +26,7 @@ OURS = "application_name LIKE 'pgqueue%%'"
 
 @pytest.mark.parametrize("setter", [handlers.set_globals, handlers.set_globals_async])
 @pytest.mark.parametrize("teller", [handlers.tell_globals, handlers.tell_globals_async])
-def test_language_time_zone_and_context_variables_do_not_reach_the_next_job(
+def test_language_time_zone_decimals_and_context_variables_do_not_reach_the_next_job(
     drain: Drain, setter: Any, teller: Any
 ) -> None:
     first = teller.enqueue()
@@ -36,6 +37,62 @@ def test_language_time_zone_and_context_variables_do_not_reach_the_next_job(
     assert job(second).result["variable"] == "unset"
     assert job(second).result["zone"] == "UTC"
     assert job(second).result["language"] in ("en", "en-us")
+    assert job(second).result["digits"] == "28"
+
+
+@pytest.mark.parametrize("how", handlers.CHANGES_SESSION)
+def test_what_a_handler_changes_in_its_session_does_not_reach_the_next_job(drain: Drain, how: str) -> None:
+    tell = handlers.tell_session.call()
+    jobs = enqueue_many(
+        [tell, handlers.execute.call(how), tell, handlers.execute_on_another_object.call(how), tell, tell]
+    )
+    drain(concurrency=1)
+    first, changed, second, other, third, fourth = (job(enqueued) for enqueued in jobs)
+    assert (changed.state, other.state) == (State.SUCCEEDED, State.SUCCEEDED)
+    assert first.result["session"] == second.result["session"] == third.result["session"] == fourth.result["session"]
+    assert first.result["pid"] == changed.result != second.result["pid"]
+    # The connection that took its place stays.
+    assert third.result["pid"] == fourth.result["pid"]
+
+
+@pytest.mark.parametrize("how", handlers.KEEPS_SESSION)
+def test_a_statement_that_changes_nothing_beyond_its_transaction_costs_no_connection(drain: Drain, how: str) -> None:
+    tell = handlers.tell_session.call()
+    jobs = enqueue_many([tell, handlers.execute.call(how), tell])
+    drain(concurrency=1)
+    first, executed, second = (job(enqueued) for enqueued in jobs)
+    assert executed.state == State.SUCCEEDED, executed.history
+    assert first.result == second.result
+
+
+def test_what_the_project_sets_when_it_connects_is_there_for_every_job(drain: Drain) -> None:
+    def prepare(connection: BaseDatabaseWrapper, **how: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET statement_timeout = '55s'")
+
+    connection_created.connect(prepare)
+    try:
+        tell = handlers.tell_session.call()
+        jobs = enqueue_many([tell, handlers.execute.call("a role"), tell, tell])
+        drain(concurrency=1)
+    finally:
+        connection_created.disconnect(prepare)
+    first, _, second, third = (job(enqueued).result for enqueued in jobs)
+    assert "statement_timeout=55000" in first["session"][2]
+    assert first["session"] == second["session"] == third["session"]
+    assert second["pid"] == third["pid"]
+
+
+@pytest.mark.parametrize("task", [handlers.execute, handlers.execute_async])
+def test_a_changed_session_does_not_go_back_to_the_pool(process: Callable[..., Process], task: Any) -> None:
+    pytest.importorskip("psycopg_pool")
+    tell = handlers.tell_session.call()
+    jobs = enqueue_many([tell, task.call("local"), task.call("a role"), tell, tell])
+    assert process("--drain", "--concurrency", "1", settings=POOL_OF_ONE).wait(30) == 0
+    first, kept, changed, second, third = (job(enqueued).result for enqueued in jobs)
+    assert first["pid"] == kept == changed != second["pid"]
+    assert first["session"] == second["session"]
+    assert second == third
 
 
 def test_queries_that_debug_keeps_are_forgotten_between_jobs(drain: Drain, settings: Any) -> None:

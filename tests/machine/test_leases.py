@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
 import pytest
+from chaos.proxy import Proxy
 from django.db import connection
 from verbs import rows
 
-from pgqueue_django import enqueue_many, transitions
+from pgqueue_django import Enqueued, enqueue_many, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Released
 from pgqueue_django.states import State
@@ -20,7 +21,20 @@ from pgqueue_django.tasks import resolve
 from pgqueue_django.worker import executor
 from tests.machine import handlers
 
-from .workers import GRACE, REAL_DATABASE, Process, Running, always, failure, job, notes, wait_for, wait_for_state
+from .workers import (
+    GRACE,
+    POOL_OF_ONE,
+    REAL_DATABASE,
+    Process,
+    Running,
+    always,
+    database_url,
+    failure,
+    job,
+    notes,
+    wait_for,
+    wait_for_state,
+)
 
 pytestmark = REAL_DATABASE
 Worker = Callable[..., Running]
@@ -39,20 +53,62 @@ def least_lease(excluded: int = 0) -> float | None:
         return cursor.fetchone()[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("busy", [handlers.block_event_loop, handlers.keep_gil_busy, handlers.sleep_in_sql_for])
-def test_a_handler_that_is_busy_for_three_leases_keeps_its_lease(worker: Worker, process: Start, busy: Any) -> None:
-    enqueued = busy.enqueue(4.5)
-    process("--lease", "1.5", "--concurrency", "2").wait_until_ready()
-    wait_for_state(enqueued, State.RUNNING)
-    worker(concurrency=1)  # reaps, if there is something to reap
-    least = 1.5
-    deadline = time.monotonic() + 15
-    while job(enqueued).state == State.RUNNING:
+def assert_leases_are_kept(jobs: Sequence[Enqueued], running: Process, lease: float) -> None:
+    """While they run for three leases, and somebody reaps all the time."""
+    ids, least = [enqueued.id for enqueued in jobs], lease
+    wait_for(lambda: Job.objects.running().filter(pk__in=ids).count() == len(ids), 20)
+    deadline = time.monotonic() + 10 * lease
+    while Job.objects.running().filter(pk__in=ids).exists():
         assert time.monotonic() < deadline
+        assert transitions.reap("default", by="reaper") == 0
         least = min(least, least_lease() or least)
-    row = job(enqueued)
-    assert (row.state, row.attempts, row.history) == (State.SUCCEEDED, 1, [])
+    for row in Job.objects.filter(pk__in=ids):
+        assert (row.state, row.attempts, row.history) == (State.SUCCEEDED, 1, [])
+    assert "lost its lease" not in running.log
+    print(f"least time left of a lease of {lease:g} s: {least:.2f} s")
     assert least > 0.2
+
+
+@pytest.mark.parametrize("busy", [handlers.block_event_loop, handlers.keep_gil_busy, handlers.sleep_in_sql_for])
+def test_a_handler_that_is_busy_for_three_leases_keeps_its_lease(process: Start, busy: Any) -> None:
+    running = process("--lease", "1.2", "--concurrency", "2").wait_until_ready()
+    assert_leases_are_kept(enqueue_many([busy.call(3.6)]), running, 1.2)
+
+
+def test_who_keeps_the_event_loop_to_himself_is_named_once(
+    worker: Worker, gate: Gate, log: Callable[..., list[str]]
+) -> None:
+    door = gate()
+    worker(concurrency=5)
+    innocent = enqueue_many([handlers.write_and_await.call(str(door)), handlers.write_and_wait.call(str(door))])
+    wait_for(lambda: len(notes("begun")) == 2)
+    first, second = (handlers.block_event_loop.enqueue(2.5) for _ in range(2))
+    for enqueued in (first, second):
+        wait_for_state(enqueued, State.SUCCEEDED)
+    wait_for_state(handlers.block_event_loop_in_child.enqueue(2.5), State.SUCCEEDED)
+    named, child = log("has kept the event loop")
+    assert named.startswith(tuple(f"{handlers.__name__}.block_event_loop #{one.id} has" for one in (first, second)))
+    assert "careless_child" in child
+    door.open()
+    for enqueued in innocent:
+        wait_for_state(enqueued, State.SUCCEEDED)
+
+
+def test_handlers_that_wait_for_the_last_connection_of_a_pool_keep_their_leases(process: Start) -> None:
+    pytest.importorskip("psycopg_pool")
+    running = process("--lease", "1.2", "--concurrency", "3", settings=POOL_OF_ONE).wait_until_ready()
+    # One after the other.
+    assert_leases_are_kept(enqueue_many([handlers.sleep_in_sql_for.call(1.8)] * 3), running, 1.2)
+
+
+def test_two_hundred_jobs_behind_a_slow_line_keep_their_leases(process: Start) -> None:
+    with Proxy.before(database_url()) as proxy:
+        proxy.latency = 0.1
+        running = process(
+            *("--lease", "2", "--concurrency", "200", "--poll-interval", "0.1"),
+            environment={"DATABASE_URL": proxy.url(database_url())},
+        ).wait_until_ready()
+        assert_leases_are_kept(enqueue_many([handlers.sleep_async.call(6)] * 200), running, 2)
 
 
 def test_a_worker_that_stood_still_loses_its_job_and_what_it_brings_later_is_void(

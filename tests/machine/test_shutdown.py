@@ -102,6 +102,18 @@ def test_handlers_that_do_not_end_in_time_are_given_back_uncharged(process: Star
     assert notes("slept") == []
 
 
+def test_fifty_coroutines_that_do_not_end_are_given_back_uncharged(process: Start) -> None:
+    stubborn = enqueue_many(
+        task.call(60) for _ in range(25) for task in (handlers.stubborn_async, handlers.clean_up_for_long_async)
+    )
+    started = process("--concurrency", "50", "--shutdown-timeout", "1")
+    wait_for(lambda: len(notes("begun")) == 50, 30)
+    code, took = end(started)
+    assert code == 7
+    assert 1 <= took < 2 + GRACE
+    assert_given_back(*stubborn)
+
+
 def test_a_shutdown_timeout_of_0_gives_back_at_once(process: Start) -> None:
     stubborn = handlers.stubborn.enqueue(60)
     started = process("--shutdown-timeout", "0")

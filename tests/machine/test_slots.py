@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,6 +98,22 @@ def test_a_system_without_threads_loses_no_attempt(
     assert slots.load == 0
     slots.offer([attempt(3, handlers.do_nothing), attempt(4, handlers.do_nothing_async)])
     wait_for(lambda: sorted(ended) == [3, 4])
+
+
+def test_a_process_that_stood_still_itself_blames_no_task(
+    slots: Slots, gate: Gate, log: Callable[..., list[str]]
+) -> None:
+    door = gate()
+    blocking = attempt(1, handlers.block_event_loop_at, str(door))
+    slots.offer([blocking])
+    wait_for(lambda: blocking.begun_at)
+    slots.look_at_event_loop()
+    looked_at = time.monotonic()
+    wait_for(lambda: time.monotonic() > looked_at + 1.2)
+    slots.look_at_event_loop()
+    assert log("has kept the event loop") == []
+    wait_for(lambda: slots.look_at_event_loop() or log("has kept the event loop"))  # type: ignore[func-returns-value]
+    assert time.monotonic() > looked_at + 1.2 + 0.4
 
 
 def test_many_short_attempts_on_few_places_all_end(slots: Slots, ended: list[int]) -> None:

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
+import random
 import signal
+import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 
-from pgqueue_django import enqueue_many, transitions
+from pgqueue_django import Enqueued, enqueue_many, transitions
 from pgqueue_django.models import Job, Worker
 from pgqueue_django.outcomes import Succeeded
 from pgqueue_django.states import State
+from pgqueue_django.worker import loop as loop_module
+from pgqueue_django.worker import supervisor
 from pgqueue_django.worker.board import PLACES, Board
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.loop import Loop, Options
 from pgqueue_django.worker.probe import Health
+from pgqueue_django.worker.supervisor import Supervisor
 from tests.machine import handlers
 
 from .test_timeouts import seconds_to_the_record
-from .workers import REAL_DATABASE, Process, failure, job, notes, wait_for, wait_for_state
+from .workers import (
+    GRACE,
+    REAL_DATABASE,
+    ROOT,
+    Process,
+    Running,
+    always,
+    failure,
+    job,
+    notes,
+    seconds,
+    sessions,
+    wait_for,
+    wait_for_state,
+)
 
 pytestmark = REAL_DATABASE
 Start = Callable[..., Process]
@@ -96,29 +119,115 @@ def test_what_a_dead_process_held_is_given_back_at_once_and_another_one_is_there
     assert running.supervisor.stop() == 0
 
 
-def test_processes_that_are_killed_one_after_another_are_all_replaced(fleet: Callable[..., Fleet]) -> None:
-    running = fleet(2)
+@pytest.mark.parametrize(
+    "kills", [10, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(900)])], ids="{} kills".format
+)
+def test_processes_that_are_killed_one_after_another_are_all_replaced(fleet: Callable[..., Fleet], kills: int) -> None:
+    """Those that hold jobs, those that hold none, and those that have just been started; and nothing is lost."""
+    running = fleet(2, "--concurrency", "2", "--lease", "60")
     running.ready()
-    for _ in range(10):
-        pid = min(running.ready())
+    dice = random.Random(kills)
+    jobs: list[Enqueued] = []
+    replaced_after: list[float] = []
+
+    def kill(pid: int, limit: float) -> None:
         os.kill(pid, signal.SIGKILL)
-        running.replaced(pid, 1.5)
-    enqueued = handlers.write_job.enqueue()
-    wait_for_state(enqueued, State.SUCCEEDED, timeout=10)
+        replaced_after.append(seconds(lambda: running.replaced(pid, limit + GRACE)))
+
+    while len(replaced_after) < kills:
+        pids = running.ready()
+        jobs += enqueue_many([handlers.sleep_and_tell.call(dice.choice([0, 0.3]))] * 4)
+        wait_for(lambda: holders() & running.pids() or not unfinished(), 10)
+        kill(dice.choice(sorted(holders() & pids) or sorted(pids)), 1)
+        if len(replaced_after) % 5 == 2:
+            # At whatever it is in the middle of: its start takes about a second. It has half a second to wait then.
+            (new,) = running.pids() - pids
+            born_at, age = psutil.Process(new).create_time(), dice.random()
+            wait_for(lambda born_at=born_at, age=age: time.time() > born_at + age)
+            kill(new, 1.5)
+    print(f"{kills} kills, replaced after at most {max(replaced_after):.2f} s")
+    for enqueued in jobs:
+        row = wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+        assert {entry["kind"] for entry in row.history} <= {"worker_lost"}
+        assert row.attempts == len(row.history) + 1
+    # Each attempt that was begun is one that ended or one that is in the history.
+    begun, ended = Counter(id for id, _ in notes("begun")), Counter(id for id, _ in notes("ended"))
+    assert set(begun) == set(ended) == {enqueued.id for enqueued in jobs}
+    assert all(begun[enqueued.id] <= job(enqueued).attempts for enqueued in jobs)
     assert running.supervisor.stop() == 0
 
 
+def unfinished() -> bool:
+    return Job.objects.filter(finished_at=None).exists()
+
+
+def holders() -> set[int]:
+    """Pids of the workers that hold running jobs."""
+    held = Job.objects.running().values_list("worker_id", flat=True)
+    return set(Worker.objects.filter(pk__in=list(held)).values_list("pid", flat=True))
+
+
+@pytest.mark.parametrize(
+    ("poison", "how"),
+    [
+        (handlers.die, "was killed by SIGKILL"),
+        (handlers.exit_at_once, "ended with exit code 1"),
+        (handlers.segfault, "was killed by SIGSEGV"),
+    ],
+    ids=["SIGKILL", "os._exit", "segfault"],
+)
 def test_a_job_that_kills_its_process_is_dead_after_its_attempts_and_the_others_succeed(
-    fleet: Callable[..., Fleet],
+    fleet: Callable[..., Fleet], poison: Any, how: str
 ) -> None:
-    running = fleet(2, "--concurrency", "2", "--lease", "60")
+    running = fleet(2, "--concurrency", "4", "--lease", "60")
     running.ready()
-    poison = handlers.die.enqueue()
-    innocent = enqueue_many(handlers.write.call("innocent") for _ in range(20))
-    assert wait_for_state(poison, State.DEAD, timeout=30).attempts == 3
-    assert [entry["kind"] for entry in job(poison).history] == ["worker_lost"] * 3
+    innocent = enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    killer = poison.enqueue()
+    innocent += enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    assert wait_for_state(killer, State.DEAD, timeout=30).attempts == 3
+    assert [entry["kind"] for entry in job(killer).history] == ["worker_lost"] * 3
+    assert running.supervisor.log.count(how) == 3
     for enqueued in innocent:
         wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+        row = job(enqueued)
+        assert [entry["kind"] for entry in row.history] == ["worker_lost"] * (row.attempts - 1)
+    # Of those beside it, each time: three that ran, and as many whose outcomes were not in their rows yet.
+    assert sum(job(enqueued).attempts - 1 for enqueued in innocent) <= 3 * (3 + 3)
+    assert running.supervisor.stop() == 0
+
+
+@pytest.mark.slow
+def test_fifty_abrupt_ends_cost_no_other_job_more_than_an_attempt_each(fleet: Callable[..., Fleet]) -> None:
+    running = fleet(2, "--concurrency", "4", "--lease", "60")
+    running.ready()
+    healthy = enqueue_many([handlers.sleep_and_tell.call(1)] * 7)
+    poison = enqueue_many(
+        task.using(max_attempts=1).call() for _ in range(25) for task in (handlers.exit_at_once, handlers.segfault)
+    )
+    for enqueued in poison:
+        assert [entry["kind"] for entry in wait_for_state(enqueued, State.DEAD, timeout=90).history] == ["worker_lost"]
+    for enqueued in healthy:
+        row = wait_for_state(enqueued, State.SUCCEEDED, timeout=20)
+        assert row.attempts - 1 == len(row.history) <= 50
+    assert running.supervisor.stop() == 0
+
+
+def test_a_job_that_takes_all_memory_is_dead_after_its_attempts_and_the_others_succeed(
+    fleet: Callable[..., Fleet],
+) -> None:
+    running = fleet(2, "--concurrency", "4", "--lease", "60", started_by="ulimit -v 1500000; exec {}")
+    running.ready()
+    innocent = enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    hungry = handlers.take_all_memory.enqueue()
+    innocent += enqueue_many([handlers.sleep_and_tell.call(0.3)] * 10)
+    assert wait_for_state(hungry, State.DEAD, timeout=60).attempts == 3
+    # It meets its own end, or that of its process.
+    assert {entry["kind"] for entry in job(hungry).history} <= {"error", "worker_lost"}
+    for enqueued in innocent:
+        row = wait_for_state(enqueued, State.SUCCEEDED, timeout=30)
+        assert row.attempts - 1 == len(row.history) <= 3
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED)
+    assert running.supervisor.stop() == 0
 
 
 def test_a_signal_to_the_whole_group_lets_all_jobs_finish_once(fleet: Callable[..., Fleet], gate: Gate) -> None:
@@ -278,6 +387,61 @@ def test_processes_that_die_before_they_look_for_jobs_are_tried_five_times(fleet
     assert "giving up" in running.supervisor.log
 
 
+def test_a_process_that_hangs_as_it_starts_is_killed_when_its_time_to_start_is_over(
+    monkeypatch: pytest.MonkeyPatch, log: Callable[..., list[str]]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.machine.settings")
+    monkeypatch.setenv("MACHINE_SETTINGS", json.dumps({"HANG": True}))
+    command = [sys.executable, "-m", "testproject.manage", "pgqueue_worker", "--processes", "1"]
+    options = supervisor.Options("default", 1, shutdown_timeout=0, stall_timeout=0.2, start_timeout=2)
+    parent = Supervisor(options, command)
+    running = threading.Thread(target=parent.run)
+    running.start()
+    try:
+        wait_for(lambda: log("started"))
+        started_at = time.monotonic()
+        wait_for(lambda: log("has not answered for 2 s: killed"))
+        assert 1.5 < time.monotonic() - started_at < 2 + GRACE
+        wait_for(lambda: len(log("started")) == 2)
+    finally:
+        for _ in range(3):
+            parent.stop(signal.SIGTERM)
+        running.join(10)
+
+
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_what_somebody_held_as_its_process_died_is_given_back_later(
+    second_connection: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    log: Callable[..., list[str]],
+    fails_first: bool,
+) -> None:
+    enqueued = handlers.write_job.enqueue()
+    (held,) = transitions.claim("default", queue_name="default", slots=1, worker_id="w:1", lease_seconds=60)
+    monkeypatch.setattr(supervisor, "_DISOWN_SECONDS", 0.2 if fails_first else 10.0)
+    clerk = supervisor._Clerk("default")
+    clerk.start()
+    try:
+        with second_connection.transaction(force_rollback=True):
+            second_connection.execute("SELECT 1 FROM pgqueue_job WHERE id = %s FOR UPDATE", [enqueued.id])
+            if fails_first:
+                with second_connection.transaction(force_rollback=True):
+                    second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+                    clerk.disown("w:1", [held.pair])
+                    wait_for(lambda: log("supervisor: canceling statement due to lock timeout"))
+                # It looks now, finds the row in somebody's hands, and its time would be over.
+                wait_for(lambda: log("supervisor: works again"))
+            else:
+                clerk.disown("w:1", [held.pair])
+                wait_for(lambda: sessions("query LIKE 'DELETE FROM pgqueue_worker%%'"))
+            assert job(enqueued).state == State.RUNNING
+        assert failure(wait_for_state(enqueued, State.RETRYING, timeout=2 + GRACE))["kind"] == "worker_lost"
+    finally:
+        clerk.finish(5)
+    assert not clerk.is_alive()
+
+
 def test_drain_ends_when_nothing_is_due(fleet: Callable[..., Fleet]) -> None:
     jobs = enqueue_many(handlers.do_nothing.call() for _ in range(200))
     running = fleet(2, "--drain")
@@ -324,6 +488,41 @@ def test_a_board_has_a_pulse_until_the_loop_is_stuck() -> None:
     stuck.set()
     wait_for(lambda: time.monotonic() > board.pulse + 1)
     board.close()
+
+
+def test_a_loop_is_stuck_that_hangs_in_its_own_code_and_not_one_that_sleeps_or_waits_for_the_database(
+    worker: Callable[..., Running], second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "_STUCK_SECONDS", 1.0)
+    running = worker(concurrency=1, poll_interval=3)
+    wait_for_state(handlers.do_nothing.enqueue(), State.SUCCEEDED)
+    always(lambda: not running.loop.is_stuck, lasting=3)  # asleep, for longer and longer
+
+    with second_connection.transaction(force_rollback=True):
+        second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        running.loop.inbox.put(loop_module._Woken(None))
+        wait_for(lambda: sessions("application_name = 'pgqueue loop' AND wait_event_type = 'Lock'"))
+        always(lambda: not running.loop.is_stuck, lasting=1.5)  # its own lock_timeout is two seconds
+
+    # A log that takes no more, as a pipe that nobody reads.
+    entered, open_again = threading.Event(), threading.Event()
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            entered.set()
+            open_again.wait(20)
+
+    full = Full()
+    logger = logging.getLogger("pgqueue_django.worker")
+    logger.addHandler(full)
+    try:
+        running.loop.report()
+        assert entered.wait(10)
+        wait_for(lambda: running.loop.is_stuck, 1 + GRACE)
+    finally:
+        logger.removeHandler(full)
+        open_again.set()
+    wait_for(lambda: not running.loop.is_stuck)
 
 
 def test_a_full_board_takes_no_more() -> None:

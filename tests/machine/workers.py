@@ -5,14 +5,16 @@ Both are made by the fixtures ``worker`` and ``process``, which end them whateve
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Commits for real. Only our tables are emptied afterwards: the shop's take longer than most of these tests.
 REAL_DATABASE = pytest.mark.django_db(transaction=True, available_apps=["pgqueue_django"])
+
+# Django's own pool, for a process's handlers.
+POOL_OF_ONE = {"DATABASE": {"CONN_MAX_AGE": 0}, "OPTIONS": {"pool": {"min_size": 1, "max_size": 1}}}
 
 wait_for = rows.wait_for
 GRACE = rows.GRACE
@@ -72,14 +77,30 @@ class Running:
 
 
 class Process:
-    """``manage.py pgqueue_worker`` in a process of its own, its log in a file."""
+    """``manage.py pgqueue_worker`` in a process of its own, and in a process group of its own; its log in a file.
 
-    def __init__(self, log_file: Path, *arguments: str, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    ``started_by``: the command before that; or, with one ``{}``, a line for the shell with its command in it.
+    """
+
+    def __init__(
+        self,
+        log_file: Path,
+        *arguments: str,
+        settings: dict[str, Any],
+        environment: dict[str, str],
+        started_by: Sequence[str] | str = (),
+    ) -> None:
         self.log_file = log_file
+        command = [sys.executable, "-m", "testproject.manage", "pgqueue_worker", *arguments]
+        if isinstance(started_by, str):
+            command = ["sh", "-c", started_by.format(shlex.join(command))]
+        else:
+            command = [*started_by, *command]
         with log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "testproject.manage", "pgqueue_worker", *arguments],
+                command,
                 cwd=ROOT,
+                process_group=0,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -105,6 +126,10 @@ class Process:
         """Send it; the moment (time.monotonic())."""
         self._process.send_signal(number)
         return time.monotonic()
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """As Ctrl-C does."""
+        os.killpg(self.pid, number)
 
     def wait(self, timeout: float = 20.0) -> int:
         """Wait for its end; the exit code as a shell shows it."""
@@ -134,6 +159,12 @@ class Process:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait(10)
+
+    def kill_group(self) -> None:
+        """And whoever is left of those that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.kill()
 
 
 def database_url() -> str:

@@ -10,7 +10,7 @@ from pgqueue_django import transitions
 from pgqueue_django.states import TRANSITIONS, State
 
 from .drivers import DRIVERS, MAKING_VERBS, RIPE, Driver, assert_lawful, make_ripe
-from .rows import DB, move_clock, new, row
+from .rows import DB, claim, move_clock, new, row
 
 pytestmark = pytest.mark.django_db
 
@@ -44,6 +44,27 @@ def test_a_verb_moves_exactly_the_states_of_its_sources(verb: str, state: State,
         assert after is not None
         assert after != before
         assert after["state"] == driver.target
+
+
+@pytest.mark.parametrize(
+    ("state", "driver"),
+    [
+        pytest.param(state, driver, id=f"{verb}, {how}: {state}")
+        for verb in TRANSITIONS
+        for how, driver in DRIVERS[verb].items()
+        for state in TRANSITIONS[verb].sources
+        if driver.target in (State.QUEUED, State.SCHEDULED, State.RETRYING)
+    ],
+)
+def test_what_a_verb_has_sent_back_is_claimed_when_its_time_has_come(state: State, driver: Driver) -> None:
+    job = make_ripe(state, **driver.columns)
+    if driver.run_after_ahead:
+        move_clock(job.pk, "run_after", 3600)
+    assert driver.run(job)
+    if driver.target != State.QUEUED:
+        move_clock(job.pk, "run_after", -1)
+        assert transitions.promote(DB) == 1
+    assert [held.id for held in claim()] == [job.pk]
 
 
 @pytest.mark.parametrize("verb", [verb for verb in TRANSITIONS if verb not in MAKING_VERBS])

@@ -192,10 +192,11 @@ def test_a_row_that_a_trigger_refuses_does_not_stop_the_other_499(caplog: pytest
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_connection_that_breaks_is_no_bad_row(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rows_before", [0, 7, 19])
+def test_a_connection_that_breaks_is_no_bad_row(caplog: pytest.LogCaptureFixture, rows_before: int) -> None:
     logging.getLogger("pgqueue_django").propagate = True
     ids = expired(20)
-    with trigger("PERFORM pg_terminate_backend(pg_backend_pid());"):
+    with trigger(f"IF NEW.id = {ids[rows_before]} THEN PERFORM pg_terminate_backend(pg_backend_pid()); END IF;"):
         with pytest.raises(OperationalError):
             reap()
         connection.close()

@@ -61,6 +61,14 @@ def test_a_new_job_wakes_its_queue_after_the_commit_and_not_before(heard: Heard,
     assert [("pg_notify" in sql) for sql in sent[committed + 1 :]] == [True]
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_large_job_and_the_longest_name_of_a_queue_wake_it_too(heard: Heard, count: int) -> None:
+    """The payload of a notification may have 8,000 bytes: nothing of the job is in it."""
+    name = "q" * 63
+    transitions.enqueue_many(DB, [new(queue_name=name, args=["x" * 1_000_000]) for _ in range(count)])
+    assert heard() == [name]
+
+
 def test_in_autocommit_it_is_sent_at_once(heard: Heard) -> None:
     transitions.enqueue(DB, new(queue_name="mail"))
     assert heard() == ["mail"]
