@@ -1,7 +1,8 @@
 """Settings of the worker processes that these tests start: the shop's, with what one test changes.
 
 ``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``ISOLATION``, a level of the project's own
-connections, and ``DIE``: a process that has a supervisor is killed as it starts.
+connections, ``DATABASE``, more words for the default database, ``OPTIONS``, for its driver, ``DIRECT``, the URI of
+another alias of that name, ``APPS``, more of them, and ``DIE``: a process that has a supervisor is killed as it starts.
 """
 
 import json
@@ -11,12 +12,17 @@ import signal
 from psycopg import IsolationLevel
 
 from testproject.settings import *  # noqa: F403
-from testproject.settings import DATABASES
+from testproject.settings import DATABASES, INSTALLED_APPS, database
 
 _changes = json.loads(os.environ.get("MACHINE_SETTINGS", "{}"))
 PGQUEUE = _changes.get("PGQUEUE", {})
 DEBUG = _changes.get("DEBUG", False)
 if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
+DATABASES["default"] |= _changes.get("DATABASE", {})
+DATABASES["default"]["OPTIONS"] |= _changes.get("OPTIONS", {})
+if _direct := _changes.get("DIRECT"):
+    DATABASES["direct"] = database(_direct)
+INSTALLED_APPS += _changes.get("APPS", [])
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
     os.kill(os.getpid(), signal.SIGKILL)
