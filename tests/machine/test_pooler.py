@@ -19,8 +19,19 @@ from testproject.localdb import fresh
 from tests.machine import handlers
 
 from .pooler import PROGRAM, Pooler
-from .test_listen import wait_until_idle
-from .workers import GRACE, REAL_DATABASE, Process, Running, database_url, sessions, wait_for, wait_for_state
+from .test_listen import LISTENS, wait_until_it_hears
+from .workers import (
+    GRACE,
+    REAL_DATABASE,
+    Process,
+    Running,
+    attempts,
+    database_url,
+    lead,
+    sessions,
+    wait_for,
+    wait_for_state,
+)
 
 pytestmark = [
     REAL_DATABASE,
@@ -29,7 +40,6 @@ pytestmark = [
 StartProcess = Callable[..., Process]
 Worker = Callable[..., Running]
 Log = Callable[..., list[str]]
-LISTENS = "query = 'LISTEN pgqueue'"
 WARNING = "polling only: no notifications from database"
 
 
@@ -37,14 +47,6 @@ WARNING = "polling only: no notifications from database"
 def pooler(transactional_db: None) -> Iterator[Pooler]:
     with Pooler(database_url()) as one:
         yield one
-
-
-def attempts() -> dict[tuple[str, int], int]:
-    """How many jobs ended in which state after how many attempts."""
-    ended: dict[tuple[str, int], int] = {}
-    for pair in Job.objects.values_list("state", "attempts"):
-        ended[pair] = ended.get(pair, 0) + 1
-    return ended
 
 
 def work_through(process: StartProcess, pooler: Pooler, count: int) -> list[Process]:
@@ -82,15 +84,6 @@ def pooled(pooler: Pooler, monkeypatch: pytest.MonkeyPatch) -> Pooler:
     """Workers in this process go through the pooler from now on; the session of the test itself is direct."""
     lead(monkeypatch, pooler.port)
     return pooler
-
-
-def lead(monkeypatch: pytest.MonkeyPatch, port: int | str, alias: str = "default", **words: Any) -> None:
-    """Let the next connections of an alias go to this port, as the default database otherwise."""
-    settings = connections.settings
-    if alias not in settings:
-        monkeypatch.setitem(settings, alias, {**settings["default"]})
-    for word, value in {"HOST": "127.0.0.1", "PORT": port, **words}.items():
-        monkeypatch.setitem(settings[alias], word, value)
 
 
 def tries(running: Running) -> int:
@@ -134,14 +127,6 @@ def test_listen_goes_to_the_server_where_the_settings_name_an_alias_for_it(
     wait_until_it_hears(running)
     assert log(WARNING) == []
     assert sessions(LISTENS) == 1
-
-
-def wait_until_it_hears(running: Running) -> None:
-    """Of each of three jobs that no poll finds in time."""
-    wait_for(lambda: sessions(LISTENS) == 1, 10)
-    for _ in range(3):
-        wait_until_idle(running)
-        wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=GRACE)
 
 
 def test_behind_a_pooler_in_session_mode_it_listens_by_itself(
