@@ -60,6 +60,7 @@ class Proxy:
 
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)
+        self.loses_cancels = False  # requests to cancel a statement go nowhere, and nobody is told
         self.latency = 0.0  # seconds, before each message of a client is forwarded
         self._cuts: list[Cut] = []
         self._links: list[_Link] = []
@@ -176,6 +177,8 @@ class Proxy:
             head = await client.readexactly(8)
             length, code = struct.unpack("!II", head)
             body = await client.readexactly(length - 8)
+            if code == _CANCEL and self.loses_cancels:
+                raise asyncio.IncompleteReadError(b"", None)
             if code not in (_SSL, _GSS, _CANCEL):
                 words = body.decode().split("\0")
                 link.application_name = dict(zip(words[::2], words[1::2], strict=False)).get("application_name", "")

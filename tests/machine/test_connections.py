@@ -18,6 +18,7 @@ from pgqueue_django.states import State
 from pgqueue_django.worker import listener
 from pgqueue_django.worker.connections import Backoff, own_connection
 from pgqueue_django.worker.listener import Listener
+from pgqueue_django.worker.slots import TRIES
 from tests.machine import handlers
 
 from .test_isolation import NOT_OURS, OURS
@@ -156,6 +157,24 @@ def test_processes_have_no_connection_of_the_one_that_started_them(process: Star
     ports = [end.laddr.port for one in family for end in one.net_connections("tcp") if end.raddr]
     assert len(ports) == len(set(ports)) > 2
     assert started.stop() == 0
+
+
+def test_a_statement_that_cannot_be_cancelled_costs_its_connection_and_not_the_process(
+    worker: Worker, log: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind two poolers that share an address: the request to cancel comes to the one that knows nothing of it."""
+    with Proxy.before(database_url()) as proxy:
+        lead(monkeypatch, proxy.port)
+        proxy.loses_cancels = True
+        running = worker(concurrency=1)
+        late = handlers.overrun_in_sql_soon.enqueue()
+        wait_for_state(late, State.RETRYING)
+        assert sessions("query LIKE '%%overrun%%' AND state = 'active'") == 1
+        # Its place is free again, and the process need not be replaced.
+        wait_for_state(handlers.use_orm.enqueue(), State.SUCCEEDED, timeout=(TRIES - 1) * 2 + GRACE)
+        assert log("goes on although") == []
+        assert running.stop() == 0
+        terminate("query LIKE '%%overrun%%'")
 
 
 # -- the listener ----------------------------------------------------------------------------------------------
