@@ -6,7 +6,8 @@ to listen again until it can; since it may have missed something meanwhile, it t
 It believes no silence: a pooler takes a LISTEN and gives that session to others, and a line may be dead without
 anybody saying so. So it has a NOTIFY sent to itself, by another session of the worker, when it begins to listen and
 whenever it has heard nothing for a while. If that does not arrive over a new connection either, the worker polls only,
-which is said once, and LISTEN is tried again now and then.
+which is said once, and LISTEN is tried again now and then. Through a pooler it is not tried at all unless the settings
+ask for that: what it leaves behind there would be others'.
 """
 
 from __future__ import annotations
@@ -27,11 +28,10 @@ logger = logging.getLogger("pgqueue_django.worker")
 _LOOK_UP_SECONDS = 0.5  # how soon it notices that it is to stop
 _SILENCE_SECONDS = 15.0  # after which it has a NOTIFY sent to itself
 _ARRIVAL_SECONDS = 2.0  # within which that must be there
-_CLEAN_UP_TRIES = 20
 
 _ADVICE = (
-    'Behind a pooler in transaction mode, let PGQUEUE["LISTEN_DATABASE"] name an alias of DATABASES that leads '
-    "directly to the server of the jobs, or set LISTEN to False"
+    'Let PGQUEUE["LISTEN_DATABASE"] name an alias of DATABASES that leads directly to the server of the jobs, or '
+    "through a pooler in session mode; or set LISTEN to False"
 )
 
 Notify = Callable[[str, Callable[[], None]], None]
@@ -44,12 +44,16 @@ class _Deaf(Exception):
 class Listener(threading.Thread):
     """Calls ``heard`` with each hint, and with None when it begins to listen; until ``stop``.
 
-    ``using``: where to LISTEN. ``notify``: has another session send a NOTIFY on a channel, and calls back then.
+    ``named``: where to LISTEN, if that is not ``using``, or to LISTEN through a pooler. ``notify``: has another session
+    send a NOTIFY on a channel, and calls back then.
     """
 
-    def __init__(self, using: str, *, heard: Callable[[str | None], None], notify: Notify) -> None:
+    def __init__(
+        self, using: str, *, named: str | None = None, heard: Callable[[str | None], None], notify: Notify
+    ) -> None:
         super().__init__(name="pgqueue listener", daemon=True)
-        self._using = using
+        self._using = named or using
+        self._is_named = named is not None
         self._heard = heard
         self._notify = notify
         self._stopping = threading.Event()
@@ -70,7 +74,9 @@ class Listener(threading.Thread):
         while not self._stopping.is_set():
             try:
                 with psycopg.connect(**{**params, "autocommit": True}) as connection:
-                    _Ear(connection, self._heard, self._notify, self._works).listen(self._stopping)
+                    ear = _Ear(connection, self._heard, self._notify, self._works)
+                    ear.begin(through_pooler=self._is_named)
+                    ear.listen(self._stopping)
             except _Deaf as why:
                 if not self._deaf.failing:
                     logger.warning("polling only: no notifications from database %s: %s", where, why)
@@ -107,12 +113,18 @@ class _Ear:
         self._is_asked = False
         self._sent_at: float | None = None
 
+    def begin(self, *, through_pooler: bool) -> None:
+        """LISTEN. Raises _Deaf, or psycopg's error when the connection is lost."""
+        # A pooler tells its clients another number.
+        is_own = self._execute("SELECT pg_backend_pid()") == self._connection.info.backend_pid
+        if not is_own and not through_pooler:
+            raise _Deaf(f"it leads to a pooler. {_ADVICE}")
+        self._execute(f"LISTEN {self._channel}")
+        if is_own:
+            self._listen_to_all()
+
     def listen(self, stopping: threading.Event) -> None:
-        """Until ``stopping``. Raises _Deaf, or psycopg's error when the connection is lost."""
-        # Which session it was: in a pooler's, the next statement may be in another one.
-        pid = self._execute(f"SELECT pg_backend_pid(); LISTEN {self._channel}")
-        if pid == self._connection.info.backend_pid:
-            self._begin()
+        """Until ``stopping``. Raises as ``begin`` does."""
         self._ask()
         heard_at = time.monotonic()
         while not stopping.is_set():
@@ -122,16 +134,16 @@ class _Ear:
                 if stopping.is_set():
                     return
             if self._is_proven and not self._is_listening:
-                self._begin()
+                self._listen_to_all()
             if self._is_overdue():
                 if self._is_proven:
                     raise psycopg.OperationalError("the connection is dead: a NOTIFY did not arrive")
-                self._clean_up(pid)
+                self._execute(f"UNLISTEN {self._channel}")  # if it still is the same session
                 raise _Deaf(f"a NOTIFY of its own did not arrive within {_ARRIVAL_SECONDS:g} s. {_ADVICE}")
             if not self._is_asked and time.monotonic() > heard_at + _SILENCE_SECONDS:
                 self._ask()
 
-    def _begin(self) -> None:
+    def _listen_to_all(self) -> None:
         """LISTEN to what everybody sends: not in a pooler's session before that is known to stay ours.
 
         It would go to whoever has that session next.
@@ -161,16 +173,10 @@ class _Ear:
     def _is_overdue(self) -> bool:
         return self._is_asked and self._sent_at is not None and time.monotonic() > self._sent_at + _ARRIVAL_SECONDS
 
-    def _clean_up(self, pid: int | None) -> None:
-        """Let no session of a pooler go on listening. If it is not met, nobody sends on that channel any more."""
-        for _ in range(_CLEAN_UP_TRIES):
-            if self._execute(f"SELECT pg_backend_pid(); UNLISTEN {self._channel}") == pid:
-                return
-
-    def _execute(self, statements: str) -> int | None:
-        """The backend, if they ask for it."""
+    def _execute(self, statement: str) -> int | None:
+        """The backend, if it asks for that."""
         try:
-            cursor = self._connection.execute(statements.encode())
+            cursor = self._connection.execute(statement.encode())
             return int(cursor.fetchone()[0]) if cursor.description else None  # type: ignore[index]
         except psycopg.Error as error:
             if self._connection.broken:

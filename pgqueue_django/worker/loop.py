@@ -213,7 +213,7 @@ class Loop:
             promoted=lambda: self.inbox.put(_Woken(None)),
         )
         self._listener = (
-            Listener(conf.current().LISTEN_DATABASE or self._using, heard=self._heard, notify=self._chores.notify)
+            Listener(self._using, named=conf.current().LISTEN_DATABASE, heard=self._heard, notify=self._chores.notify)
             if options.listen
             else None
         )

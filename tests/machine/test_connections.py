@@ -39,6 +39,7 @@ from .workers import (
 pytestmark = REAL_DATABASE
 StartProcess = Callable[..., Process]
 Worker = Callable[..., Running]
+OVERRUN = "query LIKE '%%/* overrun */' AND state = 'active'"
 SLOTS = 8
 
 KEPT = {"DATABASE": {"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": False}}
@@ -169,12 +170,14 @@ def test_a_statement_that_cannot_be_cancelled_costs_its_connection_and_not_the_p
         running = worker(concurrency=1)
         late = handlers.overrun_in_sql_soon.enqueue()
         wait_for_state(late, State.RETRYING)
-        assert sessions("query LIKE '%%overrun%%' AND state = 'active'") == 1
-        # Its place is free again, and the process need not be replaced.
-        wait_for_state(handlers.use_orm.enqueue(), State.SUCCEEDED, timeout=(TRIES - 1) * 2 + GRACE)
-        assert log("goes on although") == []
-        assert running.stop() == 0
-        terminate("query LIKE '%%overrun%%'")
+        try:
+            assert sessions(OVERRUN) == 1
+            # Its place is free again, and the process need not be replaced.
+            wait_for_state(handlers.use_orm.enqueue(), State.SUCCEEDED, timeout=(TRIES - 1) * 2 + GRACE)
+            assert log("goes on although") == []
+            assert running.stop() == 0
+        finally:
+            terminate(OVERRUN)  # the server does not know yet that nobody waits
 
 
 # -- the listener ----------------------------------------------------------------------------------------------
