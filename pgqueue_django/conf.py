@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.db import connections
 from django.dispatch import receiver
 
 DAY = 24 * 3600.0
@@ -53,7 +54,9 @@ class Settings:
     IDEMPOTENCY_RETENTION: float = DAY
     """A finished job with an idempotency key is kept at least this long."""
     LISTEN: bool = True
-    """False: workers only poll (needed behind a pooler in transaction mode)."""
+    """False: workers only poll."""
+    LISTEN_DATABASE: str | None = None
+    """Alias in DATABASES that leads directly to the server where the jobs' own leads to a pooler; for LISTEN alone."""
     METRICS_TOKEN: str | None = None
     """A bearer token that opens the metrics page."""
     METRICS_PUBLIC: bool = False
@@ -90,6 +93,13 @@ def current() -> Settings:
     for name in ("LISTEN", "METRICS_PUBLIC"):
         if not isinstance(getattr(result, name), bool):
             raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is True or False.')
+    if (alias := result.LISTEN_DATABASE) is not None:
+        postgresql = [name for name in connections if connections[name].vendor == "postgresql"]
+        if alias not in postgresql:
+            raise ImproperlyConfigured(
+                f'settings.PGQUEUE["LISTEN_DATABASE"] is {alias!r}; give the alias that leads directly to the server '
+                f"of the jobs, one of {', '.join(postgresql)}, or None."
+            )
     for name in ("CONCURRENCY", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "MAX_HISTORY"):
         if not isinstance(getattr(result, name), int):
             raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is a whole number.')

@@ -33,6 +33,7 @@ Event = Literal[
     "worker.trouble",
     "database.failing",
     "database.working",
+    "database.silent",
     "job.succeeded",
     "job.retrying",
     "job.failed",

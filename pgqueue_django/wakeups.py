@@ -37,10 +37,10 @@ _pace: dict[str, tuple[float, float]] = {}
 _spent: dict[tuple[str, str], tuple[float, float]] = {}
 
 
-def send(using: str, hint: str) -> None:
+def send(using: str, hint: str, *, channel: str = CHANNEL) -> None:
     """NOTIFY at once, on this thread's connection."""
     with connections[using].cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, hint])
+        cursor.execute("SELECT pg_notify(%s, %s)", [channel, hint])
 
 
 def send_limited(using: str, hint: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from pgqueue_django import stats, transitions
+from pgqueue_django import stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
 from pgqueue_django.worker.connections import Grumbler, drop, own_connection
@@ -92,11 +92,17 @@ class Chores(threading.Thread):
         self._stopping = False
         self._hurried = False
         self._adopt_at = 0.0
+        self._to_notify: tuple[str, Callable[[], None]] | None = None
         self._grumbler = Grumbler("chores")
 
     def nudge(self) -> None:
         """A waiting job may be due before the next look."""
         self._hurried = True
+        self._nudged.set()
+
+    def notify(self, channel: str, sent: Callable[[], None]) -> None:
+        """Soon send a NOTIFY on this channel, and call ``sent`` then; the last one that was asked for."""
+        self._to_notify = channel, sent
         self._nudged.set()
 
     def stop(self) -> None:
@@ -115,6 +121,7 @@ class Chores(threading.Thread):
     def _try(self) -> float:
         try:
             pause = self.look()
+            self._notify()  # last: where NOTIFY fails, the chores are done all the same
         except Exception as error:  # whatever it is: the queue would stand still without this thread
             self._grumbler.failed(error)
             drop(self._using)
@@ -145,6 +152,15 @@ class Chores(threading.Thread):
             return _SOON
         # A little late on purpose, each worker by another little: they would all meet at the row.
         return min(self._interval, max(0.0, float(wait))) + random.uniform(0, 0.02 * self._interval)  # noqa: S311
+
+    def _notify(self) -> None:
+        if (order := self._to_notify) is None:
+            return
+        channel, sent = order
+        wakeups.send(self._using, "", channel=channel)
+        sent()
+        if self._to_notify is order:
+            self._to_notify = None
 
     def _reap(self) -> None:
         if transitions.reap(self._using, by=self._worker_id) == transitions.BATCH:

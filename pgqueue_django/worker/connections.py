@@ -26,7 +26,7 @@ from psycopg import Error as PsycopgError
 from psycopg import pq
 from psycopg.sql import Composable
 
-from pgqueue_django import conf, logs
+from pgqueue_django import logs
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -42,10 +42,14 @@ _SOCKET = {
 # Ask the server to end what this process cannot: it may freeze, or its host may vanish, before a COMMIT, and its locks
 # would stay until the server's own TCP limits (two hours by default), with everybody else's chores or statistics behind
 # them. lock_timeout: all that ours ever wait for is another worker's short statement.
+# Only in a session of our own: a pooler's go on to others. A pooler tells its clients a number of its own as the
+# backend's, so the session that runs this is ours if it is the one that libpq was told of.
 _SESSION = """
-    SET idle_in_transaction_session_timeout = '5s'; SET lock_timeout = '2s';
-    SET default_transaction_isolation = 'read committed';
-    SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+    SELECT set_config(name, value, false)
+    FROM (VALUES ('idle_in_transaction_session_timeout', '5s'), ('lock_timeout', '2s'),
+                 ('default_transaction_isolation', 'read committed'), ('tcp_keepalives_idle', '10'),
+                 ('tcp_keepalives_interval', '5'), ('tcp_keepalives_count', '3')) AS limits (name, value)
+    WHERE pg_backend_pid() = {pid};
 """
 
 
@@ -85,15 +89,13 @@ def _own(using: str, role: str, silence: float, reads_much: bool) -> BaseDatabas
             "tcp_user_timeout": int(1000 * silence),  # milliseconds
             **options,
             "isolation_level": IsolationLevel.READ_COMMITTED,
+            "prepare_threshold": None,  # behind a pooler the next transaction is in another session
             "application_name": f"pgqueue {role}",
         },
     }
     # Under DEBUG Django keeps the last 9,000 statements of a connection, until a request ends; ours never ends.
     wrapper.queries_log = deque(maxlen=0)
-    # Not behind a pooler, where LISTEN is off: its sessions belong to others, too.
-    limits = _SESSION if conf.current().LISTEN else ""
-    if first := limits + (_READ_MUCH if reads_much else ""):
-        _begin_with(wrapper, first)
+    _begin_with(wrapper, _SESSION + (_READ_MUCH if reads_much else ""))
     return wrapper
 
 
@@ -103,7 +105,7 @@ def _begin_with(wrapper: BaseDatabaseWrapper, statements: str) -> None:
     def initialise_and_begin() -> None:
         initialise()
         with wrapper.connection.cursor() as cursor:
-            cursor.execute(statements)
+            cursor.execute(statements.format(pid=wrapper.connection.info.backend_pid))
         wrapper.connection.commit()
 
     wrapper.init_connection_state = initialise_and_begin  # type: ignore[method-assign]
@@ -251,14 +253,17 @@ def drop_changed(wrappers: Sequence[BaseDatabaseWrapper]) -> None:
 
 
 class Backoff:
-    """Seconds to wait before a connection is tried again: jittered, at most 2."""
+    """Seconds to wait before a connection is tried again: ``first``, then doubled up to ``most``; jittered."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: float = 0.1, most: float = 2.0) -> None:
+        self._first = first
+        self._most = most
         self._failures = 0
 
     def failed(self) -> float:
+        wait = min(self._most, self._first * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        return min(2.0, 0.05 * 2.0 ** min(self._failures, 10)) * (0.5 + random.random() / 2)  # noqa: S311
+        return wait * (0.5 + random.random() / 2)  # noqa: S311
 
     def worked(self) -> None:
         self._failures = 0

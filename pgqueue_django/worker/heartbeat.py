@@ -7,6 +7,7 @@ answers goes to the loop as an event: *gone* means that the attempt is void.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable
 
@@ -98,7 +99,7 @@ class Heartbeat(threading.Thread):
         except Exception as error:  # whatever it is: without this thread every lease would be lost
             self._grumbler.failed(error)
             drop(self._using)
-            return min(self._interval / 4, 1.0)
+            return min(self._interval / 4, 1.0) * random.uniform(0.5, 1.0)  # noqa: S311
         self._grumbler.worked()
         return min(_AGAIN_SECONDS, self._interval) if busy else self._interval
 

@@ -216,7 +216,11 @@ class Loop:
             excluded=options.excluded,
             promoted=lambda: self.inbox.put(_Woken(None)),
         )
-        self._listener = Listener(self._using, self._heard) if options.listen else None
+        self._listener = (
+            Listener(self._using, named=conf.current().LISTEN_DATABASE, heard=self._heard, notify=self._chores.notify)
+            if options.listen
+            else None
+        )
 
     def stop(self, signal: int) -> None:
         """Once: finish what runs. Twice: end at once."""

@@ -161,8 +161,9 @@ class Slots:
     def _stop(self, attempt: Attempt, why: type[Interrupt], wrappers: Sequence[Any], active: Sequence[Any]) -> None:
         for tries in count(1):
             for wrapper in active:
-                if not _cancel_statement(wrapper):
-                    # The server is gone, and perhaps another one has its place: nothing would ever come.
+                # The server is gone, and perhaps another one has its place: nothing would ever come. Or what was sent
+                # to cancel it does not get there: several poolers behind one address do not know each other's clients.
+                if tries == TRIES or not _cancel_statement(wrapper):
                     _cut(wrapper)
             # Who has been told otherwise has a moment to end by itself.
             if attempt.guard is not None and (tries > 1 or not (active or attempt.void.is_watched)):

@@ -60,6 +60,7 @@ class Proxy:
 
     def __init__(self, host: str, port: int) -> None:
         self.target = (host, port)
+        self.loses_cancels = False  # requests to cancel a statement go nowhere, and nobody is told
         self.latency = 0.0  # seconds, before each message of a client is forwarded
         self._cuts: list[Cut] = []
         self._links: list[_Link] = []
@@ -85,6 +86,7 @@ class Proxy:
     def __exit__(self, *exc_info: object) -> None:
         self._listener.close()
         self.reset()
+        self._call(self._until_gone())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -98,6 +100,10 @@ class Proxy:
     def reset(self, application_name: str = "") -> int:
         """RST to both ends of the sessions whose name begins so; how many."""
         return self._call(self._reset(application_name))
+
+    def close(self, application_name: str = "") -> int:
+        """FIN to both ends of these sessions, as from a balancer that has a limit for idle ones; how many."""
+        return self._call(self._close(application_name))
 
     def black_hole(self, application_name: str = "") -> int:
         """From now on these sessions' packets vanish, as when a firewall has forgotten them; how many.
@@ -117,6 +123,17 @@ class Proxy:
         links = self._named(application_name)
         for link in links:
             _break(link)
+        return len(links)
+
+    async def _until_gone(self) -> None:
+        while self._links:
+            await asyncio.sleep(0.001)
+
+    async def _close(self, application_name: str) -> int:
+        links = self._named(application_name)
+        for link in links:
+            link.client.close()
+            link.server.close()
         return len(links)
 
     async def _black_hole(self, application_name: str) -> int:
@@ -160,6 +177,8 @@ class Proxy:
             head = await client.readexactly(8)
             length, code = struct.unpack("!II", head)
             body = await client.readexactly(length - 8)
+            if code == _CANCEL and self.loses_cancels:
+                raise asyncio.IncompleteReadError(b"", None)
             if code not in (_SSL, _GSS, _CANCEL):
                 words = body.decode().split("\0")
                 link.application_name = dict(zip(words[::2], words[1::2], strict=False)).get("application_name", "")

@@ -16,6 +16,7 @@ PICKUP_SECONDS = 1.0
 
 @pytest.mark.parametrize("how", ["fast", "immediate", "kill"])
 def test_a_restart_under_load_loses_nothing(fleet: Fleet, server: Server, how: str) -> None:
+    """And afterwards notifications arrive again: in bensheldon/good_job #296 nobody listened after a restart."""
     workers = [fleet.hire(*OPTIONS, ready=False) for _ in range(2)]
     fleet.wait_until_ready()
     fleet.produce(140, rate=60)

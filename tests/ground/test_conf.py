@@ -48,6 +48,7 @@ def test_retention_names_only_what_differs(settings: Any) -> None:
         ("MAX_PAYLOAD_BYTES", [0, -1, 1.5, None]),
         ("MAX_HISTORY", [0, -1, 1.5, None]),
         ("IDEMPOTENCY_RETENTION", [-1, "1", None]),
+        ("LISTEN_DATABASE", ["elsewhere", "", 1, ["default"]]),
         ("RETENTION", [{"succeeded": -1}, {"dead": "x"}, {"queued": 1}]),
     ],
 )
@@ -66,6 +67,8 @@ def test_a_wrong_value_is_an_error_that_names_its_key(settings: Any, key: str, v
         {"HEARTBEAT": None},
         {"HEARTBEAT": 15},
         {"TIMEOUT": 0.5},
+        {"LISTEN_DATABASE": "default"},
+        {"LISTEN_DATABASE": None},
         {"RETENTION": None},
     ],
     ids=str,

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from pgqueue_django import PermanentError, Retry, task
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext
 from pgqueue_django.exceptions import Interrupt, InvalidPayload, JobTimeout
+from pgqueue_django.models import Job
 
 SOON = Backoff(base=0.01, factor=1, cap=0.01)
 LATER = Backoff(base=3600, factor=1, cap=3600)  # not in this test
@@ -995,6 +997,32 @@ def backend_pid() -> int:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return int(cursor.fetchone()[0])
+
+
+@task(takes_context=True)
+def use_orm(context: JobContext) -> None:
+    assert Job.objects.filter(pk=context.job_id).exists()
+    note("used", context.job_id)
+
+
+@task(takes_context=True)
+async def use_orm_async(context: JobContext) -> None:
+    assert await Job.objects.filter(pk=context.job_id).aexists()
+    await sync_to_async(note)("used", context.job_id)
+
+
+@task(takes_context=True)
+def use_orm_in_threads(context: JobContext) -> None:
+    """In four threads of its own, which give their connections back themselves."""
+
+    def use() -> None:
+        assert Job.objects.filter(pk=context.job_id).exists()
+        connections.close_all()
+
+    with ThreadPoolExecutor(4) as own:
+        for used in [own.submit(use) for _ in range(4)]:
+            used.result()
+    note("used", context.job_id)
 
 
 # -- how many at the same time ---------------------------------------------------------------------------------

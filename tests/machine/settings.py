@@ -2,7 +2,8 @@
 
 ``MACHINE_SETTINGS`` is a JSON object: ``PGQUEUE``, ``DEBUG``, ``LOGGING``, ``APPS`` beside the shop's, ``ISOLATION``, a
 level of the project's own connections, ``DATABASE``, more words for the default database, ``OPTIONS``, for its driver,
-and ``DIE`` or ``HANG``: a process that has a supervisor is killed as it starts, or hangs.
+``DIRECT``, the URI of another alias of that name, and ``DIE`` or ``HANG``: a process that has a supervisor is killed as
+it starts, or hangs.
 """
 
 import json
@@ -12,7 +13,7 @@ import signal
 from psycopg import IsolationLevel
 
 from testproject.settings import *  # noqa: F403
-from testproject.settings import DATABASES, INSTALLED_APPS
+from testproject.settings import DATABASES, INSTALLED_APPS, database
 
 _changes = json.loads(os.environ.get("MACHINE_SETTINGS", "{}"))
 PGQUEUE = _changes.get("PGQUEUE", {})
@@ -24,6 +25,8 @@ if _isolation := _changes.get("ISOLATION"):
     DATABASES["default"]["OPTIONS"]["isolation_level"] = IsolationLevel[_isolation]
 DATABASES["default"] |= _changes.get("DATABASE", {})
 DATABASES["default"]["OPTIONS"] |= _changes.get("OPTIONS", {})
+if _direct := _changes.get("DIRECT"):
+    DATABASES["direct"] = database(_direct)
 if _changes.get("DIE") and "PGQUEUE_WORKER_CHILD" in os.environ:
     os.kill(os.getpid(), signal.SIGKILL)
 if _changes.get("HANG") and "PGQUEUE_WORKER_CHILD" in os.environ:

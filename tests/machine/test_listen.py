@@ -21,12 +21,19 @@ from .workers import GRACE, REAL_DATABASE, Running, always, job, notes, sessions
 
 pytestmark = REAL_DATABASE
 Worker = Callable[..., Running]
-LISTENS = "query LIKE 'LISTEN%%'"
+LISTENS = "query = 'LISTEN pgqueue'"
 
 
 def wait_until_idle(running: Running, seconds: float = 1.5) -> None:
     """Until it will not look for jobs by itself for so long."""
     wait_for(lambda: running.loop._supply.next_claim_at - time.monotonic() > seconds, 20)
+
+
+def wait_until_it_hears(running: Running, of: int = 1) -> None:
+    """Of a job that no poll finds in time. ``of``: sessions that listen."""
+    wait_for(lambda: sessions(LISTENS) == of, 10)
+    wait_until_idle(running, 2 * GRACE)
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED, timeout=GRACE)
 
 
 def insert_quietly(event: str) -> int:

@@ -174,6 +174,15 @@ def database_url() -> str:
     return make_conninfo(**{name: parameters[name] for name in names if parameters.get(name)})
 
 
+def lead(monkeypatch: pytest.MonkeyPatch, port: int | str, alias: str = "default", **words: Any) -> None:
+    """Let the next connections of an alias go to this port, as the default database otherwise."""
+    settings = connections.settings
+    if alias not in settings:
+        monkeypatch.setitem(settings, alias, {**settings["default"]})
+    for word, value in {"HOST": "127.0.0.1", "PORT": port, **words}.items():
+        monkeypatch.setitem(settings[alias], word, value)
+
+
 # -- what they left --------------------------------------------------------------------------------------------
 
 
@@ -192,6 +201,14 @@ def failure(job_id: Any) -> dict[str, Any]:
     history: list[dict[str, Any]] = job(job_id).history
     assert history, f"no failed attempt; the job is {job(job_id).state}"
     return history[-1]
+
+
+def attempts() -> dict[tuple[str, int], int]:
+    """How many jobs ended in which state after how many attempts."""
+    ended: dict[tuple[str, int], int] = {}
+    for pair in Job.objects.values_list("state", "attempts"):
+        ended[pair] = ended.get(pair, 0) + 1
+    return ended
 
 
 def notes(event: str | None = None) -> list[tuple[int, str]]:
