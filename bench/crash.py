@@ -12,11 +12,13 @@ delivery beyond a job's first.
 
 How to read it: `lost` is a job that was enqueued and has no row, no final state, or has succeeded without a delivery
 that came to its end. A duplicate is explained if the delivery before it belongs to a claim that was given up after
-its own process had been killed, or whose lease had expired. *Recovery* is from the kill until the handler of the
-killed job begins again (all of a run: p50, p95 and the worst), a backoff of 0.05 to 0.1 s and the wait for a free slot
-included. Without a supervisor it waits for the end of the lease and for the next round of the chores (1 s). With one
-it goes back at once, and what was claimed but had not begun goes back uncharged. To start 3.3 interpreters a second
-takes most of two cores: the total time says more of that than of the queue.
+its own process had been killed, or whose lease had expired. What a killed process held is *given back* when its row
+leaves `running`: without a supervisor at the end of the lease, by the next round of the chores (1 s) of a worker that
+lives; with one at once, and what was claimed but had not begun goes back uncharged. *Recovery* is from the kill until
+the handler of the killed job begins again (all of a run: p50, p95 and the worst). In it are a backoff of 0.05 to 0.1 s,
+the chore that ends it (1 s), and the wait for a slot: to start 3.3 interpreters a second takes most of two cores, and
+for seconds hardly any of the six is there. So the worst of these figures and the total time say more of that than of
+the queue.
 """
 
 from __future__ import annotations
@@ -53,10 +55,13 @@ ROWS = (
     ("failed attempts recorded", "failed_attempts"),
     ("attempts given up at the end of their lease", "expired"),
     ("attempts given up by the supervisor", "disowned"),
-    ("recovery p50, s", "recovery_p50_s"),
-    ("recovery p95, s", "recovery_p95_s"),
-    ("recovery, worst, s", "recovery_max_s"),
-    ("claimed, not begun: p50 until it begins, s", "unbegun_p50_s"),
+    ("kill until what it held is given back: p50, s", "back_p50_s"),
+    ("… p95, s", "back_p95_s"),
+    ("… worst, s", "back_max_s"),
+    ("recovery (kill until the killed job begins again): p50, s", "recovery_p50_s"),
+    ("… p95, s", "recovery_p95_s"),
+    ("… worst, s", "recovery_max_s"),
+    ("claimed, not begun: kill until it begins, p50, s", "unbegun_p50_s"),
     ("total time, s", "total_s"),
 )
 SUPERVISORS = ("without", "with")
@@ -126,15 +131,17 @@ def choose(lab: laboratory.Lab, crew: workers.Workers, kills: list[Kill], dice: 
 
 
 def recovery(history: History) -> dict[str, Any]:
-    """Seconds from each kill until what it had held began: again, or for the first time."""
+    """Seconds from each kill until what it had held was given back, and until that began: again, or at last."""
+    back: list[float] = []
     again: list[float] = []
     first: list[float] = []
     busy = set()
     for holds in ledger.holds_of(history).values():
         for place, hold in enumerate(holds):
             kill = ledger.kill_of(hold, history.kills)
-            if kill is None or not (hold.was_lost or hold.was_released):
+            if kill is None or hold.end is None or not (hold.was_lost or hold.was_released):
                 continue
+            back.append((hold.end.at - kill.at).total_seconds())
             if hold.deliveries:
                 busy.add(kill)
             begun = [found.began_at for later in holds[place + 1 :] for found in later.deliveries]
@@ -142,6 +149,7 @@ def recovery(history: History) -> dict[str, Any]:
                 (again if hold.deliveries else first).append((min(begun) - kill.at).total_seconds())
     return {
         "kills_busy": len(busy),
+        **deliveries.seconds("back", back),
         **deliveries.seconds("recovery", again),
         **deliveries.seconds("unbegun", first),
         "recoveries_s": sorted(again),

@@ -119,7 +119,7 @@ def finish(bench: record.Bench, words: str, key: str, values: Sequence[str], row
     print()
     heads, lines = record.columns(bench.document["cells"], key, values, rows)
     for line in [heads, *lines]:
-        print(f"{line[0].replace('**', ''):<48}" + "".join(f"{text:>24}" for text in line[1:]))
+        print(f"{line[0].replace('**', ''):<62}" + "".join(f"{text:>24}" for text in line[1:]))
     for goal, figure in (
         (f"{words}: jobs lost", "lost"),
         (f"{words}: duplicate deliveries that nothing in the ledger explains", "unexplained"),

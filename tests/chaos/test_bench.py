@@ -60,6 +60,7 @@ def test_killed_workers_lose_nothing_and_the_ledger_explains_every_duplicate(
     assert (runs["with"]["expired"], runs["without"]["disowned"]) == (0, 0)
     assert runs["with"]["disowned"] > 0
     assert runs["without"]["expired"] > 0
+    assert runs["with"]["back_p50_s"] < runs["without"]["back_p50_s"]
     assert code == 0
 
 
