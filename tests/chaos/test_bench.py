@@ -29,7 +29,7 @@ def bench(tmp_path: Path) -> Callable[..., tuple[int, Runs]]:
 
     def run(name: str, *arguments: str, **environment: str) -> tuple[int, Runs]:
         out = tmp_path / f"{name}.json"
-        words = ["--quick", "--repeats", "1", "--cool-down", "0", "--out", str(out), *arguments]
+        words = ["--quick", "--repeats", "1", "--cool-down", "0", "--limit", "60", "--out", str(out), *arguments]
         inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
         done = subprocess.run(
             [sys.executable, "-m", f"bench.{name}", *words],
