@@ -99,12 +99,11 @@ def restart(
     with workers.Workers([command] * args.workers, environment=deliveries.environment(lab), gated=args.workers) as crew:
         crew.wait()
         crew.release()
-        laboratory.wait_for(
-            lambda: deliveries.in_state(lab, State.SUCCEEDED) >= SHARE * jobs, 60, "too few jobs succeeded"
-        )
+        there = lambda: deliveries.in_state(lab, State.SUCCEEDED) >= SHARE * jobs  # noqa: E731
+        laboratory.wait_for(there, args.limit, "too few jobs succeeded")
         before = {
             "succeeded_before": deliveries.in_state(lab, State.SUCCEEDED),
-            "running_before": deliveries.in_state(lab, State.RUNNING),
+            "held_before": deliveries.in_state(lab, State.RUNNING),
         }
         ordered_at = lab.ask("SELECT clock_timestamp()")
         ordered = time.monotonic()

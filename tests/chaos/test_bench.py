@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from bench import crash, restart
 from bench.deliveries import account, is_clean
 from chaos.test_ledger import Story, failed_once, killed_while_it_ran, plain
 from testproject.localdb import Server
@@ -53,6 +54,7 @@ def test_killed_workers_lose_nothing_and_the_ledger_explains_every_duplicate(
     assert set(runs) == {"without", "with"}
     for run in runs.values():
         assert (run["succeeded"], run["dead"], run["lost"], run["unexplained"], run["wrong"]) == (150, 0, 0, 0, [])
+        assert {figure for _, figure in crash.ROWS} - set(run) <= {"unbegun_p50_s"}, "a row of the table has no figure"
         assert run["kills"] == 6
         assert run["deliveries"] == 150 + run["duplicates"]
         assert run["duplicates"] == run["duplicates_by_kill"] + run["duplicates_by_lease"]
@@ -103,6 +105,7 @@ def test_a_command_that_restarts_nothing_fails(bench: Callable[..., tuple[int, R
 
 def assert_whole(run: dict[str, Any]) -> None:
     assert (run["succeeded"], run["deliveries"], run["lost"], run["unexplained"], run["wrong"]) == (150, 150, 0, 0, [])
+    assert {figure for _, figure in restart.ROWS} <= set(run), "a row of the table has no figure"
     assert 45 <= run["succeeded_before"] < 150
     assert 0 < run["accepts_s"] <= run["total_s"]
     assert 0 < run["first_s"] <= run["total_s"]
