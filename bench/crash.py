@@ -3,12 +3,13 @@
 Method: 1,000 jobs of 10 to 50 ms, 6 worker processes of one slot each, lease 1 s. Every 0.3 s a random one of those
 that have begun to work gets SIGKILL, 30 times. `without` a supervisor they are single `pgqueue_worker` processes, and
 the benchmark starts the next one at once, as an init system would; `with` it they are the children of one
-`pgqueue_worker --processes 6`, which notices and starts the next one itself. The benchmark enqueues as it goes, so
-that 12 jobs wait: behind the whole backlog a job that is given back would wait for its turn, not for its recovery.
-Handlers write down each delivery, begin and end, in a table of their own over an autocommit connection of their own,
-the begin before they do their work; a trigger writes down each change of a job's row. From these two, the kills and
-what `enqueue_many` returned the account is made afterwards: who held what when it was killed, and what made each
-delivery beyond a job's first.
+`pgqueue_worker --processes 6`, which notices and starts the next one itself. All of them are in one session, so that
+Linux gives both columns the same share of the cores. The benchmark enqueues as it goes, so that 12 jobs wait: behind
+the whole backlog a job that is given back would wait for its turn, not for its recovery. Handlers write down each
+delivery, begin and end, in a table of their own over an autocommit connection of their own, the begin before they do
+their work; a trigger writes down each change of a job's row. From these two, the kills and what `enqueue_many`
+returned the account is made afterwards: who held what when it was killed, and what made each delivery beyond a job's
+first.
 
 How to read it: `lost` is a job that was enqueued and has no row, no final state, or has succeeded without a delivery
 that came to its end. A duplicate is explained if the delivery before it belongs to a claim that was given up after
@@ -87,7 +88,8 @@ def crash(
     commands = [many] if cell["supervisor"] == "with" else [one] * args.workers
     ahead = 2 * args.workers * args.slots
     kills: list[Kill] = []
-    with workers.Workers(commands, environment=deliveries.environment(lab), gated=args.workers) as crew:
+    environment = deliveries.environment(lab)
+    with workers.Workers(commands, environment=environment, gated=args.workers, sessions=False) as crew:
         crew.wait()
         stream.enqueue(ahead)
         began_at, began = datetime.now(UTC), time.monotonic()
