@@ -8,7 +8,7 @@ import sys
 from bench.lab import ROOT
 
 # The longest last, so that an interrupted run has most of the page.
-ALL = ["drain", "limit", "latency", "enqueue", "memory", "growth", "modes", "peers"]
+ALL = ["drain", "limit", "latency", "enqueue", "memory", "crash", "restart", "growth", "modes", "peers"]
 
 
 def main() -> int:

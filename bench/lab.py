@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import psycopg
-from psycopg import sql
+from psycopg import conninfo, sql
 
 from bench import orders
 from testproject import localdb
@@ -47,14 +47,14 @@ _SETTINGS = (  # noqa: SIM905
 class Lab:
     """The server, its databases and one autocommit connection to look on from outside."""
 
-    def __init__(self, *, version: int = 18) -> None:
-        self.server = localdb.fresh(version=version)  # type: ignore[arg-type]
+    def __init__(self, *, version: int = 18, server: Given | None = None, database: str = DATABASE) -> None:
+        self.server: localdb.Server | Given = server or localdb.fresh(version=version)  # type: ignore[arg-type]
         self._watchers: dict[str, psycopg.Connection[Any]] = {}
         self._migrated: set[str] = set()
         self.database = ""
         self._shipped: str | None = None
         try:
-            self.use(DATABASE)
+            self.use(database)
         except BaseException:
             self.close()
             raise
@@ -91,6 +91,11 @@ class Lab:
         if name not in self._watchers:
             self._watchers[name] = psycopg.connect(url, autocommit=True, application_name="bench watcher")
 
+    def look_again(self) -> None:
+        """After the server was away: a new session for the watcher."""
+        self._watchers.pop(self.database).close()
+        self.use(self.database)
+
     def _django(self, name: str) -> None:
         os.environ["DJANGO_SETTINGS_MODULE"] = "bench.settings"
         import django
@@ -120,6 +125,7 @@ class Lab:
 
     @property
     def postmaster(self) -> int:
+        assert isinstance(self.server, localdb.Server), "it may be on another machine"
         pid = self.server.pid
         assert pid is not None, "the server is down"
         return pid
@@ -204,9 +210,36 @@ class Lab:
         return {name: str(self.ask(f"SHOW {name}")) for name in _SETTINGS}
 
 
+class Given:
+    """A server that somebody else runs: databases of ours on it, dropped at the end, and a command that restarts it."""
+
+    def __init__(self, url: str, command: str) -> None:
+        self._url = url
+        self._command = command
+        self._made: set[str] = set()
+
+    def url(self, database: str) -> str:
+        return conninfo.make_conninfo(self._url, dbname=database)
+
+    def create_database(self, name: str) -> str:
+        if name not in self._made:
+            with psycopg.connect(self._url, autocommit=True) as connection:
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            self._made.add(name)
+        return self.url(name)
+
+    def restart(self) -> None:
+        subprocess.run(self._command, shell=True, check=True, stdin=subprocess.DEVNULL)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for name in self._made:
+            with psycopg.connect(self._url, autocommit=True) as connection:
+                connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
 @contextmanager
-def laboratory(*, version: int = 18) -> Iterator[Lab]:
-    lab = Lab(version=version)
+def laboratory(*, version: int = 18, server: Given | None = None, database: str = DATABASE) -> Iterator[Lab]:
+    lab = Lab(version=version, server=server, database=database)
     try:
         yield lab
     finally:

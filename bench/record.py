@@ -184,6 +184,15 @@ def ratio_line(ratio: Mapping[str, Any]) -> str:
     return f"{ratio['goal']:<72} {figure:>14}  {verdict}{why}"
 
 
+def columns(
+    cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[str], rows: Sequence[tuple[str, str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table with a column for each of the ``values`` of ``key``: from the cells of a document."""
+    figures = {entry["cell"][key]: entry["figures"] for entry in cells}
+    heads = [key, *(value for value in values if value in figures)]
+    return heads, [[words, *(spread(figures[head].get(name)) for head in heads[1:])] for words, name in rows]
+
+
 def summaries(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Per cell: of every figure the median, the least and the most; and how many runs failed."""
     cells: dict[str, dict[str, Any]] = {}
@@ -294,6 +303,12 @@ _BRIEF = (
     ("ratio", "on/off"),
     ("rss_mb", "MB"),
     ("connections", "connections"),
+    ("kills", "kills"),
+    ("deliveries", "deliveries"),
+    ("duplicates", "duplicates"),
+    ("lost", "lost"),
+    ("unexplained", "unexplained"),
+    ("total_s", "s"),
 )
 
 

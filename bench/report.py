@@ -19,7 +19,7 @@ from bench.record import RESULTS, spread
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-ORDER = ["drain", "limit", "peers", "latency", "enqueue", "growth", "modes", "memory"]
+ORDER = ["drain", "limit", "peers", "latency", "enqueue", "growth", "modes", "memory", "crash", "restart"]
 TITLES = {
     "drain": "Draining a backlog",
     "limit": "What PostgreSQL can do without Python",
@@ -29,6 +29,8 @@ TITLES = {
     "growth": "Full tables and long transactions",
     "modes": "Why SKIP LOCKED",
     "memory": "Memory and connections",
+    "crash": "Workers that are killed",
+    "restart": "A restart of PostgreSQL",
 }
 
 Figures = dict[str, dict[str, float]]
@@ -326,6 +328,18 @@ def memory(result: Result, page: Page) -> None:
     page.say(*table(heads, rows))
 
 
+def crash(result: Result, page: Page) -> None:
+    from bench.crash import ROWS, SUPERVISORS
+
+    page.say(*table(*record.columns(result.document["cells"], "supervisor", SUPERVISORS, ROWS)))
+
+
+def restart(result: Result, page: Page) -> None:
+    from bench.restart import COMMAND, MODES, ROWS
+
+    page.say(*table(*record.columns(result.document["cells"], "restart", [*MODES, COMMAND], ROWS)))
+
+
 SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "drain": drain,
     "limit": limit,
@@ -335,6 +349,8 @@ SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "growth": growth,
     "modes": modes,
     "memory": memory,
+    "crash": crash,
+    "restart": restart,
 }
 
 

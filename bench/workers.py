@@ -22,7 +22,11 @@ START_SECONDS = 120.0
 
 
 class Workers:
-    """``commands``, one process each. ``gated``: how many processes come to the gate; 0: none, they just start."""
+    """``commands``, one process each. ``gated``: how many processes come to the gate; 0: none, they just start.
+
+    ``sessions``: each has one of its own. Linux shares the cores between sessions first (autogroup): beside other work
+    six workers in six sessions get six times what a supervisor with six processes gets, who all are in one.
+    """
 
     def __init__(
         self,
@@ -31,31 +35,49 @@ class Workers:
         environment: Mapping[str, str],
         gated: int,
         cwd: Path = ROOT,
+        sessions: bool = True,
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="pgqueue-bench-"))
         self._gate = Gate(self.directory)
         self._gated = gated
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        self._cwd = cwd
+        self._sessions = sessions
+        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
         if gated:
-            environment["BENCH_GATE"] = str(self._gate.path)
-        self._processes = []
-        for number, command in enumerate(commands):
-            with (self.directory / f"log.{number}").open("wb") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=cwd,
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,
-                    )
-                )
+            self._environment["BENCH_GATE"] = str(self._gate.path)
+        self._started = 0
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        for command in commands:
+            self.start(command)
+
+    def start(self, command: Sequence[str]) -> None:
+        """One more. After ``release`` it walks through the gate."""
+        number, self._started = self._started, self._started + 1
+        with (self.directory / f"log.{number}").open("wb") as log:
+            self._processes[number] = subprocess.Popen(
+                command,
+                cwd=self._cwd,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=self._sessions,
+                process_group=None if self._sessions else 0,
+            )
+
+    def kill(self, pid: int) -> bool:
+        """SIGKILL to one that was started here, or below one; whether it is one fewer now."""
+        os.kill(pid, signal.SIGKILL)
+        for number, process in list(self._processes.items()):
+            if process.pid == pid:
+                process.wait()
+                del self._processes[number]
+                return True
+        return False
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._processes.values()]
 
     def wait(self) -> None:
         """Until all of them are at the gate."""
@@ -66,7 +88,7 @@ class Workers:
         return self._gate.waiting() >= self._gated
 
     def raise_if_ended(self) -> None:
-        for number, process in enumerate(self._processes):
+        for number, process in self._processes.items():
             if process.poll() is not None:
                 raise RuntimeError(f"a worker ended with {process.returncode}: {self.log(number)[-1500:]}")
 
@@ -79,17 +101,18 @@ class Workers:
     def stop(self, seconds: float = 8.0) -> None:
         """SIGTERM, and after ``seconds`` SIGKILL to each of them and what it has started."""
         family = meter.descendants(self.pids)
-        for process in self._processes:
+        processes = list(self._processes.values())
+        for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         end = time.monotonic() + seconds
-        while time.monotonic() < end and any(process.poll() is None for process in self._processes):
+        while time.monotonic() < end and any(process.poll() is None for process in processes):
             time.sleep(0.02)
-        for process in self._processes:
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else is in it
+                os.killpg(process.pid, signal.SIGKILL)  # its own group: nobody else is in it
             process.wait(10)
-        for pid in family - {process.pid for process in self._processes}:
+        for pid in family - {process.pid for process in processes}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

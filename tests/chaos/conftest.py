@@ -12,9 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from chaos import ledger
 from chaos.fleet import Fleet
 from chaos.proxy import Proxy
+from testproject import ledger
 from testproject.localdb import Server, fresh
 from testproject.processes import CHECKOUT
 

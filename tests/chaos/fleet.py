@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from chaos import ledger
-from chaos.ledger import Ack, History, Kill
 from pgqueue_django.states import FINISHED
+from testproject import ledger
+from testproject.ledger import Ack, History, Kill
 from testproject.processes import CHECKOUT, Child
 
 T = TypeVar("T")

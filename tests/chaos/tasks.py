@@ -7,10 +7,10 @@ import time
 
 from django.db import connections
 
-from chaos import ledger
 from pgqueue_django import Backoff, task
 from pgqueue_django.context import JobContext
 from pgqueue_django.exceptions import Interrupt
+from testproject import ledger
 
 # Attempts are spent by our kills alone, and the tests do not wait long for the next one.
 MANY = 20

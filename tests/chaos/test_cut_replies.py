@@ -7,9 +7,9 @@ import time
 import pytest
 
 from chaos.fleet import Fleet, until
-from chaos.ledger import History
 from chaos.proxy import Proxy
 from pgqueue_django.states import State
+from testproject.ledger import History
 
 # Pieces that only these statements have.
 CLAIM = "SET state = 'running'"

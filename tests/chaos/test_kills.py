@@ -11,9 +11,9 @@ from datetime import timedelta
 
 import pytest
 
-from chaos import ledger
 from chaos.fleet import Fleet, until
-from chaos.ledger import History, Kill
+from testproject import ledger
+from testproject.ledger import History, Kill
 
 LEASE = 1.0
 RECOVERY = timedelta(seconds=LEASE + 2)  # what is promised: lease + 2 s after the kill

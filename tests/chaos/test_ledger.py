@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from chaos.ledger import ATOMIC, Ack, Delivery, History, Job, Kill, Move, check
+from testproject.ledger import ATOMIC, Ack, Delivery, History, Job, Kill, Move, check
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 PIDS = {"w1": 101, "w2": 102}
@@ -152,9 +152,16 @@ def with_an_effect_and_killed_before_it_was_counted() -> Story:
     return story
 
 
+def killed_by_its_id() -> Story:
+    story = killed_while_it_ran()
+    story.history.kills[:] = [replace(kill, worker="w1:abcd") for kill in story.history.kills]
+    return story
+
+
 GOOD = [
     plain,
     killed_while_it_ran,
+    killed_by_its_id,
     killed_before_it_began,
     given_back,
     failed_once,
@@ -237,8 +244,20 @@ def kill_nobody(story: Story) -> None:
     story.history.kills.clear()
 
 
+def lose_it_unkilled(story: Story) -> None:
+    """Given up by a supervisor whose process had not been killed."""
+    kill_nobody(story)
+    moves = story.history.moves
+    moves[:] = [replace(move, kind="worker_lost" if move.kind == "lease_expired" else move.kind) for move in moves]
+
+
 def kill_somebody_else(story: Story) -> None:
     story.history.kills[:] = [replace(kill, worker="w2") for kill in story.history.kills]
+
+
+def kill_its_predecessor(story: Story) -> None:
+    """Of the same name, and only just."""
+    story.history.kills[:] = [replace(kill, worker="w1:ffff") for kill in story.history.kills]
 
 
 def kill_too_late(story: Story) -> None:
@@ -320,6 +339,8 @@ BAD = [
     (killed_while_it_ran, reap_early, "reaped early"),
     (killed_while_it_ran, kill_nobody, "lease"),
     (killed_while_it_ran, kill_somebody_else, "lease"),
+    (killed_while_it_ran, kill_its_predecessor, "lease"),
+    (killed_while_it_ran, lose_it_unkilled, "worker lost"),
     (killed_while_it_ran, kill_too_late, "lease"),
     (killed_while_it_ran, kill_long_before, "lease"),
     (killed_before_it_began, kill_nobody, "lease"),

@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from chaos import ledger
 from chaos.fleet import Fleet, until
 from chaos.proxy import Proxy
+from testproject import ledger
 from testproject.localdb import Server
 
 OPTIONS = ("--lease", "20", "--concurrency", "4")

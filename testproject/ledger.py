@@ -1,10 +1,10 @@
 """What really happened, written down outside the queue's tables, and the rules that judge it.
 
-Three ledgers: producers append each acknowledged job to a file (``producer.py``); handlers write each delivery
-to ``chaos_delivery`` over an autocommit connection of their own; a trigger writes each change of a job's state
-to ``chaos_move``, in the transaction that made it. ``check`` compares them with the job table, the counters and
-the kills of the test, and returns what does not fit. It knows nothing of the code under test but the table of
-arrows in ``states.py``.
+For the chaos tests and for the benchmarks that kill. Three ledgers: producers keep each acknowledged job; handlers
+write each delivery to ``chaos_delivery`` over an autocommit connection of their own; a trigger writes each change of
+a job's state to ``chaos_move``, in the transaction that made it. ``check`` compares them with the job table, the
+counters and the kills, and returns what does not fit; ``duplicates`` says what made each delivery beyond a job's
+first. Both know nothing of the code under test but the table of arrows in ``states.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ SCHEMA = """
     CREATE TRIGGER chaos_note AFTER INSERT OR UPDATE OR DELETE ON pgqueue_job
         FOR EACH ROW EXECUTE FUNCTION chaos_note();
 """
+
+TABLES = ("chaos_delivery", "chaos_effect", "chaos_move")
 
 # --------------------------------------------------------------------------------------------------------------
 # The handlers' ledger, written from inside the worker processes
@@ -169,7 +172,7 @@ class Move:
 class Kill:
     """A SIGKILL (or SIGSTOP) of ours, by the clock of this machine, which is the server's, too."""
 
-    worker: str  # --name
+    worker: str  # --name, or the whole id where processes of one name follow each other
     pid: int
     at: datetime
 
@@ -212,7 +215,7 @@ def read(url: str, acks: Iterable[Ack], kills: Iterable[Kill] = ()) -> History:
     states = (State.SUCCEEDED, State.RETRYING, State.FAILED, State.DEAD)
     return History(
         acks=list(acks),
-        jobs=[Job(*row[:5], tuple(row[5])) for row in rows],
+        jobs=[Job(*columns, tuple(failed)) for (*columns, failed) in rows],  # type: ignore[call-arg]
         deliveries=[Delivery(*row) for row in deliveries],
         moves=[Move(*row) for row in moves],
         kills=list(kills),
@@ -291,9 +294,37 @@ def kill_of(hold: Hold, kills: Iterable[Kill]) -> Kill | None:
     """The kill that explains why this claim was given up."""
     for kill in kills:
         in_time = hold.claimed_at <= kill.at + _SLACK and (hold.end is None or kill.at <= hold.end.at)
-        if hold.worker.rpartition(":")[0] == kill.worker and in_time:
+        if kill.worker in (hold.worker, hold.worker.rpartition(":")[0]) and in_time:
             return kill
     return None
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """A delivery of a job that had been delivered before."""
+
+    delivery: Delivery
+    cause: str | None  # of the one before it: "kill", or "lease" that expired with no kill; None: nothing explains it
+
+
+def duplicates(history: History) -> list[Duplicate]:
+    """Each delivery beyond the first one of its job; its cause must have ended the claim before it began."""
+    found = []
+    deliveries: dict[int, list[Delivery]] = defaultdict(list)
+    for delivery in history.deliveries:
+        deliveries[delivery.job_id].append(delivery)
+    holds = holds_of(history)
+    for id, of_job in deliveries.items():
+        for before, again in pairwise(of_job):
+            ended = (hold for hold in holds[id] if before in hold.deliveries and again not in hold.deliveries)
+            hold = next((one for one in ended if one.end is not None and one.end.at <= again.began_at), None)
+            cause = None
+            if hold is not None and hold.was_lost and kill_of(hold, history.kills):
+                cause = "kill"
+            elif hold is not None and hold.end is not None and hold.end.kind == "lease_expired":
+                cause = "lease"
+            found.append(Duplicate(again, cause))
+    return found
 
 
 def check(history: History) -> list[Violation]:
@@ -364,7 +395,9 @@ def _check_job(job: Job, holds: Sequence[Hold], history: History, wrong: Any) ->
         wrong("history", job.id, f"has {job.failed_attempts}, the failed attempts were {failed}")
     for hold in holds:
         if hold.was_lost and kill_of(hold, history.kills) is None:
-            wrong("lease", job.id, f"{hold.worker} was given up ({hold.end.kind if hold.end else ''}), not killed")
+            # The first can happen to a worker that the machine starves, the second to nobody.
+            rule = "lease" if hold.end and hold.end.kind == "lease_expired" else "worker lost"
+            wrong(rule, job.id, f"{hold.worker} was given up ({hold.end.kind if hold.end else ''}), not killed")
     if job.task.endswith(ATOMIC) and history.effects[job.id] != (job.state == State.SUCCEEDED):
         wrong("effect", job.id, f"{history.effects[job.id]} effects of a job that {job.state}")
 
