@@ -43,6 +43,8 @@ Event = Literal[
     "job.unknown",
     "job.refused",
     "job.warning",
+    "schedule.failing",
+    "schedule.retired",
     "process.started",
     "process.ended",
     "process.killed",
