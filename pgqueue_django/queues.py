@@ -6,7 +6,7 @@ claims for nothing. What runs goes on.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -15,9 +15,12 @@ from . import wakeups
 from .models import Queue
 
 
-def pause(using: str, name: str, *, reason: str = "", actor: str = "", until: datetime | None = None) -> None:
+def pause(
+    using: str, name: str, *, reason: str = "", actor: str = "", until: datetime | timedelta | None = None
+) -> None:
     """Nothing of this queue is claimed any more, from within a second on; at ``until`` it goes on by itself."""
-    said = {"paused_at": Now(), "resume_at": until, "reason": reason[:200], "actor": actor[:150]}
+    resume_at = Now() + until if isinstance(until, timedelta) else until
+    said = {"paused_at": Now(), "resume_at": resume_at, "reason": reason[:200], "actor": actor[:150]}
     Queue.objects.using(using).update_or_create(name=name, defaults=said)
 
 

@@ -30,7 +30,7 @@ def test_a_pause_says_who_and_why_and_ends_when_a_person_says_so() -> None:
 
 
 def test_a_pause_with_an_end_ends_by_itself() -> None:
-    queues.pause(DB, "mail", until=datetime.now(UTC) + timedelta(hours=1))
+    queues.pause(DB, "mail", until=timedelta(hours=1))
     assert queues.paused(DB) == {"mail"}
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pgqueue_queue SET resume_at = statement_timestamp() - interval '1 ms'")
