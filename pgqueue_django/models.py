@@ -290,16 +290,18 @@ class Queue(models.Model):
     name = models.CharField(_("name"), primary_key=True, max_length=63, db_comment="Its name")
     paused_at = models.DateTimeField(_("paused at"), null=True, db_comment="Since when nothing of it is claimed")
     resume_at = models.DateTimeField(
-        _("resume at"), null=True, db_comment="When it goes on by itself; null: when a person says so"
+        _("resume at"), null=True, blank=True, db_comment="When it goes on by itself; null: when a person says so"
     )
-    reason = models.CharField(_("reason"), max_length=200, db_default="", db_comment="Why it was paused")
+    reason = models.CharField(
+        _("reason"), max_length=200, blank=True, default="", db_default="", db_comment="Why it was paused"
+    )
     actor = models.CharField(_("actor"), max_length=150, db_default="", db_comment="Who paused it")
 
     class Meta:
         db_table = "pgqueue_queue"
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
-        default_permissions = ("view", "change")
+        default_permissions = ("add", "view", "change")
 
     def __str__(self) -> str:
         return self.name
@@ -327,11 +329,17 @@ class Schedule(models.Model):
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(_("name"), max_length=100, unique=True, db_comment="Part of the keys of its jobs")
     is_code = models.BooleanField(
-        _("from code"), db_default=False, editable=False, db_comment="Declared with @periodic, not by a person"
+        _("from code"),
+        default=False,
+        db_default=False,
+        editable=False,
+        db_comment="Declared with @periodic, not by a person",
     )
     task = models.CharField(_("task"), max_length=255, db_comment="Import path of the task")
     line = models.CharField(_("line"), max_length=200, db_comment="minute hour day-of-month month day-of-week [second]")
-    zone = models.CharField(_("time zone"), max_length=64, db_default="UTC", db_comment="Whose clocks it goes by")
+    zone = models.CharField(
+        _("time zone"), max_length=64, default="UTC", db_default="UTC", db_comment="Whose clocks it goes by"
+    )
     args = PayloadField(_("arguments"), default=list, blank=True, db_comment="Positional arguments, a JSON array")
     kwargs = PayloadField(_("keywords"), default=dict, blank=True, db_comment="Keyword arguments, a JSON object")
     missed = models.CharField(
