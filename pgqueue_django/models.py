@@ -314,6 +314,10 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
             models.Case(models.When(error="", then=0), default=1), "next_at", "id"
         )
 
+    def planned(self) -> ScheduleQuerySet:
+        """Those that are to fire, the next one first."""
+        return self.filter(is_enabled=True, retired_at=None).order_by("next_at", "id")
+
 
 class Schedule(models.Model):
     """When a task is enqueued by itself: from code (``@periodic``) or a row that a person has made."""

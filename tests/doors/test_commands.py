@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
 
@@ -12,7 +14,7 @@ from verbs.rows import DB, claim, ending, make_job, new, row, settle, state_of
 
 from pgqueue_django import transitions
 from pgqueue_django.management.commands import pgqueue_enqueue
-from pgqueue_django.models import Job, Queue
+from pgqueue_django.models import Job, Queue, Schedule
 from pgqueue_django.states import State
 
 pytestmark = pytest.mark.django_db
@@ -275,3 +277,21 @@ def test_pause_and_resume_say_what_they_did() -> None:
     assert Answer("pgqueue_resume", "mail").out == "mail goes on"
     assert Answer("pgqueue_resume", "mail").code == 1
     assert Answer("pgqueue_pause", "no such queue").code == 2
+
+
+def test_status_shows_what_is_paused_and_what_comes_next() -> None:
+    make_job("queued", queue_name="mail")
+    Answer("pgqueue_pause", "mail")
+    soon = datetime.now(UTC) + timedelta(seconds=90)
+    values = {"task": "a.b", "line": "0 3 * * *", "args": [], "kwargs": {}}
+    Schedule.objects.create(name="nightly", next_at=soon, **values)
+    Schedule.objects.create(name="broken", next_at=soon, error="no such task", **values)
+    Schedule.objects.create(name="off", next_at=soon, is_enabled=False, **values)
+    text = Answer("pgqueue_status").out
+    assert "mail (paused)" in text
+    assert re.search(r"^nightly +in (89|90) s$", text, re.M)
+    assert re.search(r"^broken +in (89|90) s  no such task$", text, re.M)
+    assert "off" not in text
+    told = json.loads(Answer("pgqueue_status", "--json").out)
+    assert told["paused"] == ["mail"]
+    assert [one["name"] for one in told["schedules"]] == ["nightly", "broken"]
