@@ -757,8 +757,8 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
             except InvalidSchedule as error:
                 self.message_user(request, f"{schedule}: {error}", messages.ERROR)
                 continue
-            schedule.is_enabled = True
-            schedule.save(update_fields=["is_enabled", "next_at", "error"])
+            planned = {"is_enabled": True, "next_at": schedule.next_at, "error": ""}
+            Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**planned)
             self.log_change(request, schedule, gettext("Enabled."))
 
     @admin.action(description=_("Disable"), permissions=["change"])

@@ -145,10 +145,10 @@ def keep(using: str) -> None:
     # Those of another version are that version's to keep.
     for row in rows.filter(name__in=names):
         if _is_ours(row):
-            rows.filter(pk=row.pk).update(declared_at=Now())
+            Schedule.objects.using(using).filter(pk=row.pk).update(declared_at=Now())
     gone = rows.filter(declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS)).exclude(name__in=names)
     for row in gone:
-        if rows.filter(pk=row.pk).update(retired_at=Now(), next_at=None):
+        if Schedule.objects.using(using).filter(pk=row.pk, retired_at=None).update(retired_at=Now(), next_at=None):
             logger.warning(
                 "schedule %s is in no worker's code any more: retired",
                 row.name,
@@ -280,8 +280,8 @@ def next_seconds(using: str) -> float | None:
 
 def _say(using: str, id: int, error: str, **changes: Any) -> None:
     """Once: a schedule that goes on failing for the same reason is one line in the log."""
-    rows = Schedule.objects.using(using).filter(pk=id).exclude(error=error[:500])
-    if rows.update(error=error[:500], **changes):
+    error = error[:500]
+    if Schedule.objects.using(using).filter(pk=id).exclude(error=error).update(error=error, **changes):
         name = Schedule.objects.using(using).values_list("name", flat=True).get(pk=id)
         logger.error("schedule %s does not fire: %s", name, error, extra=logs.event("schedule.failing", schedule=name))
 

@@ -34,7 +34,8 @@ SECRET = "4111111111111111"
 
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
     package = Path(pgqueue_django.__file__).parent
-    for path in [*package.glob("worker/*.py"), package / "transitions.py", package / "schedules.py", *package.glob("management/**/*.py")]:
+    others = [package / "transitions.py", package / "schedules.py"]
+    for path in [*package.glob("worker/*.py"), *package.glob("management/**/*.py"), *others]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and re.match(r"logger\.(?!isEnabledFor)", ast.unparse(node.func)):
                 yield f"{path.name}:{node.lineno}", node
