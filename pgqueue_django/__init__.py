@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Interrupt,
         InvalidOption,
         InvalidPayload,
+        InvalidSchedule,
         JobCancelled,
         JobTimeout,
         LeaseLost,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         Retry,
         TaskNotFound,
     )
+    from .schedules import periodic
     from .tasks import Call, Task, enqueue, enqueue_many, task, task_by_name
     from .transitions import Enqueued
 
@@ -35,6 +37,7 @@ _HOMES = {
         "InvalidOption",
         "Interrupt",
         "InvalidPayload",
+        "InvalidSchedule",
         "JobCancelled",
         "JobTimeout",
         "LeaseLost",
@@ -43,6 +46,7 @@ _HOMES = {
         "Retry",
         "TaskNotFound",
     ),
+    "schedules": ("periodic",),
     "tasks": ("Call", "Task", "enqueue", "enqueue_many", "task", "task_by_name"),
     "transitions": ("Enqueued",),
 }
@@ -55,6 +59,7 @@ __all__ = [
     "Interrupt",
     "InvalidOption",
     "InvalidPayload",
+    "InvalidSchedule",
     "JobCancelled",
     "JobContext",
     "JobTimeout",
@@ -66,6 +71,7 @@ __all__ = [
     "TaskNotFound",
     "enqueue",
     "enqueue_many",
+    "periodic",
     "task",
     "task_by_name",
 ]

@@ -20,12 +20,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import django
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import InvalidPage
 from django.db import router, transaction
 from django.db.models import BooleanField, QuerySet
@@ -42,11 +43,14 @@ from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from . import transitions
-from .models import Job, Worker
+from . import queues, schedules, transitions
+from .cron import Line
+from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
+from .models import Job, Queue, Schedule, Worker
 from .payload import storable_text
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
+from .tasks import resolve
 
 LISTED = 10_000
 """Jobs that a listing looks at, and that one action moves, at the most."""
@@ -176,9 +180,13 @@ class Attempt:
 if TYPE_CHECKING:
     _JobAdmin = admin.ModelAdmin[Job]
     _WorkerAdmin = admin.ModelAdmin[Worker]
+    _QueueAdmin = admin.ModelAdmin[Queue]
+    _ScheduleAdmin = admin.ModelAdmin[Schedule]
+    _ScheduleForm = forms.ModelForm[Schedule]
 else:
     _JobAdmin = object
-    _WorkerAdmin = admin.ModelAdmin
+    _WorkerAdmin = _QueueAdmin = _ScheduleAdmin = admin.ModelAdmin
+    _ScheduleForm = forms.ModelForm
 
 
 class JobAdminMixin(_JobAdmin):
@@ -610,3 +618,154 @@ class WorkerAdmin(_WorkerAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class _WhereJobsAre:
+    """Read and written where the jobs are, whatever the router says of readings."""
+
+    model: Any
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        return super().get_queryset(request).using(router.db_for_write(self.model))  # type: ignore[misc,no-any-return]
+
+
+@admin.register(Queue)
+class QueueAdmin(_WhereJobsAre, _QueueAdmin):
+    """The queues that are or were paused. Adding one pauses it."""
+
+    list_display = ("name", "paused", "reason", "actor", "resume_at")
+    fields = ("name", "reason", "resume_at")
+    actions = ("resume_queues",)
+    ordering = ("name",)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return ("name",) if obj else ()
+
+    @admin.display(boolean=True, description=_("paused"))
+    def paused(self, queue: Queue) -> bool:
+        return queue.name in queues.paused(router.db_for_write(Queue))
+
+    def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
+        queues.pause(
+            *(router.db_for_write(Queue), obj.name),
+            reason=obj.reason,
+            actor=request.user.get_username(),
+            until=obj.resume_at,
+        )
+
+    @admin.action(description=_("Resume"), permissions=["change"])
+    def resume_queues(self, request: HttpRequest, chosen: QuerySet[Queue]) -> None:
+        for queue in chosen:
+            if queues.resume(router.db_for_write(Queue), queue.name):
+                self.log_change(request, queue, gettext("Resumed."))
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class ScheduleForm(_ScheduleForm):
+    """What a person writes of a schedule, checked as ``@periodic`` would."""
+
+    def clean(self) -> dict[str, Any]:
+        data: dict[str, Any] = super().clean() or {}
+        if {"line", "zone"} <= set(data):
+            try:
+                Line(data["line"], data["zone"])
+            except InvalidSchedule as error:
+                raise ValidationError({"line": str(error)}) from error
+        if {"task", "args", "kwargs"} <= set(data):
+            self._check_call(data["task"], data["args"], data["kwargs"])
+        return data
+
+    @staticmethod
+    def _check_call(path: str, args: Any, kwargs: Any) -> None:
+        if not isinstance(args, list) or not isinstance(kwargs, dict):
+            raise ValidationError(gettext("Arguments are a JSON array, keywords a JSON object."))
+        try:
+            resolve(path).call(*args, **kwargs)
+        except TaskNotFound as error:
+            raise ValidationError({"task": str(error)}) from error
+        except (TypeError, InvalidPayload) as error:
+            raise ValidationError({"args": str(error)}) from error
+
+
+@admin.register(Schedule)
+class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
+    """The schedules: those of the code can be switched off, run and skipped; a person's own be changed, too."""
+
+    form = ScheduleForm
+    list_display = ("name", "task", "line", "zone", "is_enabled", "next_at", "last_fired_at", "late", "error")
+    list_filter = ("is_enabled", "is_code")
+    search_fields = ("name", "task")
+    ordering = ("name",)
+    show_full_result_count = False
+    actions = ("run_schedules", "skip_schedules", "enable_schedules", "disable_schedules")
+    fields = (
+        *("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap", "is_enabled", "skip_next"),
+        *("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error"),
+    )
+    _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error")
+    _of_the_code = ("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        return (*self._shown, *self._of_the_code) if obj is not None and obj.is_code else self._shown
+
+    @admin.display(description=_("late by"))
+    def late(self, schedule: Schedule) -> str:
+        return "-" if schedule.late_seconds is None else length(schedule.late_seconds)
+
+    @admin.display(description=_("next ticks"))
+    def next_ticks(self, schedule: Schedule) -> str:
+        if schedule.next_at is None:
+            return "-"
+        try:
+            later = Line(schedule.line, schedule.zone).ticks(schedule.next_at, 4)
+        except InvalidSchedule:
+            return "-"
+        return ", ".join(date_format(localtime(one), "Y-m-d H:i:s") for one in [schedule.next_at, *later])
+
+    def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
+        if not change or {"line", "zone", "is_enabled"} & set(form.changed_data):
+            schedules.plan(router.db_for_write(Schedule), obj)
+        super().save_model(request, obj, form, change)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # What the code declares would be back with the next worker: switch it off.
+        return super().has_delete_permission(request, obj) and (obj is None or not obj.is_code)
+
+    @admin.action(description=_("Run now"), permissions=["change"])
+    def run_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
+        for schedule in chosen:
+            try:
+                job = schedules.run_now(chosen.db, schedule.pk)
+            except (TaskNotFound, TypeError, InvalidPayload) as error:
+                self.message_user(request, f"{schedule}: {error}", messages.ERROR)
+                continue
+            self.log_change(request, schedule, gettext("Run now: job %(id)s.") % {"id": job})
+            self.message_user(request, f"{schedule}: #{job}")
+
+    @admin.action(description=_("Skip the next tick"), permissions=["change"])
+    def skip_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
+        self._switch(request, chosen, gettext("The next tick is skipped."), skip_next=True)
+
+    @admin.action(description=_("Enable"), permissions=["change"])
+    def enable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
+        for schedule in chosen.filter(is_enabled=False):
+            try:
+                # From now on: what it missed while it was off is not made up for.
+                schedules.plan(chosen.db, schedule)
+            except InvalidSchedule as error:
+                self.message_user(request, f"{schedule}: {error}", messages.ERROR)
+                continue
+            planned = {"is_enabled": True, "next_at": schedule.next_at, "error": ""}
+            Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**planned)
+            self.log_change(request, schedule, gettext("Enabled."))
+
+    @admin.action(description=_("Disable"), permissions=["change"])
+    def disable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
+        self._switch(request, chosen, gettext("Disabled."), is_enabled=False)
+
+    def _switch(self, request: HttpRequest, chosen: QuerySet[Schedule], text: str, **changes: bool) -> None:
+        for schedule in chosen:
+            if Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**changes):
+                self.log_change(request, schedule, text)

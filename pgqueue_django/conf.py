@@ -133,6 +133,11 @@ def is_debug() -> bool:
     return bool(settings.DEBUG)
 
 
+def time_zone() -> str:
+    """The project's, for schedules that name none."""
+    return str(settings.TIME_ZONE)
+
+
 @receiver(setting_changed)
 def _forget(*, setting: str, **_: Any) -> None:
     if setting == "PGQUEUE":

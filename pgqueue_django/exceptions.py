@@ -57,6 +57,10 @@ class InvalidPayload(PgQueueError, ValueError):
     """Arguments or a result that cannot be stored as JSON, or no longer fit the task. Names the path."""
 
 
+class InvalidSchedule(PgQueueError, ValueError):
+    """A schedule's line cannot be read, can never fire, or its time zone does not exist."""
+
+
 class InvalidOption(PgQueueError, ValueError):
     """An option of a task or of one enqueue that is out of its range. Says what is allowed."""
 

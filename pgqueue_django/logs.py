@@ -45,6 +45,8 @@ Event = Literal[
     "job.refused",
     "job.warning",
     "job.blocking",
+    "schedule.failing",
+    "schedule.retired",
     "process.started",
     "process.ended",
     "process.killed",

@@ -284,6 +284,121 @@ class Chore(models.Model):
         return self.name
 
 
+class Queue(models.Model):
+    """A queue of which there is something to say: that it is paused. Others have no row."""
+
+    name = models.CharField(_("name"), primary_key=True, max_length=63, db_comment="Its name")
+    paused_at = models.DateTimeField(_("paused at"), null=True, db_comment="Since when nothing of it is claimed")
+    resume_at = models.DateTimeField(
+        _("resume at"), null=True, blank=True, db_comment="When it goes on by itself; null: when a person says so"
+    )
+    reason = models.CharField(
+        _("reason"), max_length=200, blank=True, default="", db_default="", db_comment="Why it was paused"
+    )
+    actor = models.CharField(_("actor"), max_length=150, db_default="", db_comment="Who paused it")
+
+    class Meta:
+        db_table = "pgqueue_queue"
+        verbose_name = _("queue")
+        verbose_name_plural = _("queues")
+        default_permissions = ("add", "view", "change")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ScheduleQuerySet(models.QuerySet["Schedule"]):
+    def due(self) -> ScheduleQuerySet:
+        """Those whose next tick has come; the ones that failed the last time behind the others."""
+        return self.filter(is_enabled=True, retired_at=None, next_at__lte=Now()).order_by(
+            models.Case(models.When(error="", then=0), default=1), "next_at", "id"
+        )
+
+    def planned(self) -> ScheduleQuerySet:
+        """Those that are to fire, the next one first."""
+        return self.filter(is_enabled=True, retired_at=None).order_by("next_at", "id")
+
+
+class Schedule(models.Model):
+    """When a task is enqueued by itself: from code (``@periodic``) or a row that a person has made."""
+
+    class Missed(models.TextChoices):
+        NONE = "none", _("leave them out")
+        ONE = "one", _("once for all of them")
+
+    class Overlap(models.TextChoices):
+        ALLOW = "allow", _("enqueue all the same")
+        SKIP = "skip", _("skip the tick")
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(_("name"), max_length=100, unique=True, db_comment="Part of the keys of its jobs")
+    is_code = models.BooleanField(
+        _("from code"),
+        default=False,
+        db_default=False,
+        editable=False,
+        db_comment="Declared with @periodic, not by a person",
+    )
+    task = models.CharField(_("task"), max_length=255, db_comment="Import path of the task")
+    line = models.CharField(_("line"), max_length=200, db_comment="minute hour day-of-month month day-of-week [second]")
+    zone = models.CharField(
+        _("time zone"), max_length=64, default="UTC", db_default="UTC", db_comment="Whose clocks it goes by"
+    )
+    args = PayloadField(_("arguments"), default=list, blank=True, db_comment="Positional arguments, a JSON array")
+    kwargs = PayloadField(_("keywords"), default=dict, blank=True, db_comment="Keyword arguments, a JSON object")
+    missed = models.CharField(
+        _("missed ticks"),
+        max_length=4,
+        choices=Missed.choices,
+        default=Missed.ONE,
+        db_comment="none or one: what becomes of ticks that passed while no worker ran and later ones are due, too",
+    )
+    overlap = models.CharField(
+        _("while the last is unfinished"),
+        max_length=5,
+        choices=Overlap.choices,
+        default=Overlap.ALLOW,
+        db_comment="allow or skip: at a tick while the job of the one before is not finished",
+    )
+    is_enabled = models.BooleanField(_("enabled"), default=True, db_comment="A person's switch")
+    skip_next = models.BooleanField(_("skip next"), default=False, db_comment="Leave the next tick out, once")
+    next_at = models.DateTimeField(_("next tick"), null=True, editable=False, db_comment="The next tick")
+    declared_at = models.DateTimeField(
+        null=True, editable=False, db_comment="When a worker with this code said so for the last time"
+    )
+    retired_at = models.DateTimeField(
+        _("retired at"), null=True, editable=False, db_comment="No worker has had it in its code for a while"
+    )
+    error = models.CharField(
+        _("error"), max_length=500, db_default="", default="", editable=False, db_comment="Why it does not fire"
+    )
+    last_tick = models.DateTimeField(_("last tick"), null=True, editable=False, db_comment="The tick that fired last")
+    last_fired_at = models.DateTimeField(_("fired at"), null=True, editable=False, db_comment="And when that was")
+    last_job_id = models.BigIntegerField(_("last job"), null=True, editable=False, db_comment="The job of that tick")
+
+    objects: ClassVar[models.Manager[Schedule]] = ScheduleQuerySet.as_manager()
+
+    class Meta:
+        db_table = "pgqueue_schedule"
+        verbose_name = _("schedule")
+        verbose_name_plural = _("schedules")
+        indexes = [
+            models.Index(
+                fields=["next_at"], name="pgqueue_schedule_due", condition=Q(is_enabled=True, retired_at__isnull=True)
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def late_seconds(self) -> float | None:
+        """How long after its tick the last one fired."""
+        if self.last_tick is None or self.last_fired_at is None:
+            return None
+        return (self.last_fired_at - self.last_tick).total_seconds()
+
+
 class CountsField(models.Field):  # type: ignore[type-arg]
     """A PostgreSQL ``bigint[]``: the bucket counts of a histogram.
 

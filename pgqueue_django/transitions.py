@@ -33,12 +33,15 @@ from .backoff import Backoff
 from .exceptions import InvalidOption
 from .models import Job, JobQuerySet
 from .outcomes import Failure, Kind, Retried, Settled, Succeeded
-from .states import TRANSITIONS, State
+from .states import FINISHED, TRANSITIONS, State
 
 logger = logging.getLogger("pgqueue_django")
 
 BATCH = 1000
 """Rows that one call moves at the most."""
+
+PRUNE_SPAN = 5_000
+"""Ids that one call of ``prune_older`` looks at."""
 
 _BULK_BYTES = 4 * 1024 * 1024  # of one statement of enqueue_many
 _COPY_FROM = 50  # jobs without a key: COPY takes two round trips more than INSERT, and about 12 us a row less
@@ -1119,3 +1122,40 @@ def prune(using: str, *, limit: int = BATCH) -> int:
             [min(limit, BATCH)],
         )
         return int(cursor.rowcount)
+
+
+def prune_older(
+    using: str, states: Collection[State], *, older_seconds: float, after: int, dry_run: bool = False
+) -> tuple[int, int | None]:
+    """succeeded, failed, dead, cancelled -> gone, those of ``states`` that ended so long ago; a person's doing.
+
+    Looks at the next ``PRUNE_SPAN`` ids after ``after``, whatever ``prune_after`` says, and passes over rows that
+    somebody holds. Jobs with an idempotency key stay for ``IDEMPOTENCY_RETENTION``. Returns how many went (with
+    ``dry_run``: would have), and where to go on; None: there are no more.
+    """
+    wanted = [str(state) for state in FINISHED if state in states]
+    chosen = """
+        SELECT id FROM pgqueue_job
+        WHERE id > %s AND id <= %s AND state = ANY(%s::text[])
+          AND finished_at < statement_timestamp() - make_interval(secs => CASE
+              WHEN idempotency_key IS NULL THEN %s::float8 ELSE GREATEST(%s::float8, %s::float8) END)
+    """
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        # The first one there is: ids have gaps, and what was pruned before is a large one.
+        cursor.execute("SELECT min(id), (SELECT max(id) FROM pgqueue_job) FROM pgqueue_job WHERE id > %s", [after])
+        first, last = cursor.fetchone()
+        if first is None:
+            return 0, None
+        until = first + PRUNE_SPAN - 1
+        params = [after, until, wanted, older_seconds, older_seconds, conf.current().IDEMPOTENCY_RETENTION]
+        if dry_run:
+            cursor.execute(f"SELECT count(*) FROM ({chosen}) AS old", params)
+            moved = int(cursor.fetchone()[0])
+        else:
+            cursor.execute(
+                f"WITH old AS MATERIALIZED ({chosen} ORDER BY id FOR UPDATE SKIP LOCKED) "
+                "DELETE FROM pgqueue_job WHERE id = ANY(ARRAY(SELECT id FROM old))",
+                params,
+            )
+            moved = int(cursor.rowcount)
+    return moved, until if until < last else None

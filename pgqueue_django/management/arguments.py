@@ -101,6 +101,17 @@ def seconds(least: float) -> Callable[[str], float]:
     return number
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
+
+
+def age(text: str) -> float:
+    """``14d``, ``36h``, ``90m``, ``30s``, ``2w``: seconds."""
+    found = re.fullmatch(r"(\d{1,9})([smhdw])", text.strip())
+    if found is None:
+        raise ArgumentTypeError(f"{text!r} is no age: give 30s, 90m, 36h, 14d or 2w")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
 def address(text: str) -> tuple[str, int]:
     """``8000`` on all addresses, or ``127.0.0.1:8000``, ``[::1]:8000``."""
     host, _, port = text.rpartition(":")

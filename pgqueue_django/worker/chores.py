@@ -15,15 +15,19 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from pgqueue_django import stats, transitions, wakeups
+from pgqueue_django import schedules, stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
 from pgqueue_django.worker.connections import Grumbler, drop, own_connection
 
-REAP, PROMOTE, ROLL_UP = "reap", "promote", "roll_up"
+REAP, PROMOTE, FIRE, PRUNE, ROLL_UP = "reap", "promote", "fire", "prune", "roll_up"
 
-_CHORES = [REAP, PROMOTE, ROLL_UP]
+_CHORES = [REAP, PROMOTE, FIRE, PRUNE, ROLL_UP]
 _ROLL_UP_SECONDS = 60.0
+_PRUNE_SECONDS = 60.0
+# Between two batches while there is more to prune: 10,000 rows a second, and nobody waits for any of them.
+_PRUNE_AGAIN_SECONDS = 0.1
+_KEEP_SECONDS = 60.0  # between two times that a worker says which schedules its code has
 _STAT_SECONDS = 3600.0  # statistics are kept by minute and worker so long; a reading adds up every row that is left
 _SOON = 0.01  # seconds to the next batch when this one was full, and the shortest interval of promote
 
@@ -93,6 +97,8 @@ class Chores(threading.Thread):
         self._hurried = False
         self._adopt_at = 0.0
         self._to_notify: tuple[str, Callable[[], None]] | None = None
+        self._has_declared = False
+        self._keep_at = 0.0
         self._grumbler = Grumbler("chores")
 
     def nudge(self) -> None:
@@ -138,6 +144,11 @@ class Chores(threading.Thread):
             self._reap()
         if self._take(PROMOTE):
             self._promote()
+        self._declare()
+        if self._take(FIRE):
+            self._fire()
+        if self._take(PRUNE, interval=_PRUNE_SECONDS):
+            self._prune()
         if self._take(ROLL_UP, interval=_ROLL_UP_SECONDS):
             self._roll_up()
         adopted_all = True
@@ -166,6 +177,28 @@ class Chores(threading.Thread):
         if transitions.reap(self._using, by=self._worker_id) == transitions.BATCH:
             self._execute(_HURRY, [_SOON, REAP, _SOON])
         self._execute(_FORGET_WORKERS)
+
+    def _declare(self) -> None:
+        """The schedules of this process's code: written once, and kept alive."""
+        if not self._has_declared:
+            schedules.declare(self._using)
+            self._has_declared = True
+        if time.monotonic() >= self._keep_at:
+            schedules.keep(self._using)
+            self._keep_at = time.monotonic() + _KEEP_SECONDS
+
+    def _fire(self) -> None:
+        fired = schedules.fire(self._using)
+        if fired.jobs:
+            self._promoted()
+        seconds = _SOON if fired.more else schedules.next_seconds(self._using)
+        if seconds is not None and 0 < seconds < self._interval:
+            wait = max(_SOON, seconds)
+            self._execute(_HURRY, [wait, FIRE, wait])
+
+    def _prune(self) -> None:
+        if transitions.prune(self._using) == transitions.BATCH:
+            self._execute(_HURRY, [_PRUNE_AGAIN_SECONDS, PRUNE, _PRUNE_AGAIN_SECONDS])
 
     def _roll_up(self) -> None:
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:

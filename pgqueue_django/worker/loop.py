@@ -29,7 +29,7 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from psycopg import pq
 
-from pgqueue_django import conf, logs, payload, stats, transitions, wakeups
+from pgqueue_django import conf, logs, payload, queues, stats, transitions, wakeups
 from pgqueue_django.exceptions import JobCancelled, JobTimeout, LeaseLost, TaskNotFound
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
@@ -790,6 +790,8 @@ class Loop:
     def _claim(self) -> None:
         if not self._may_claim() or time.monotonic() < self._supply.next_claim_at or self._room() <= 0:
             return
+        if self._supply.pauses_are_stale:
+            self._supply.take_pauses(queues.paused(self._using))
         if self._supply.stale:
             self._supply.refresh(transitions.ready_queues(self._using))
         full, found = False, 0

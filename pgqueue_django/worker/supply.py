@@ -40,6 +40,8 @@ class Supply:
         self._pause = _FIRST_POLL
         self._told: set[str] = set()
         self._resume: dict[str, tuple[tuple[int, float, int], float]] = {}
+        self._paused: frozenset[str] = frozenset()
+        self._pauses_at = 0.0
         self.next_claim_at = 0.0
         self._woken = False  # since the last look
         self._in_vain = False  # the last look after a wake-up found nothing
@@ -51,7 +53,17 @@ class Supply:
     def of_mine(self, jobs: QuerySet[Job]) -> QuerySet[Job]:
         if self._named:
             jobs = jobs.filter(queue_name__in=self._named)
-        return jobs.exclude(queue_name__in=self._excluded) if self._excluded else jobs
+        without = self._excluded | self._paused
+        return jobs.exclude(queue_name__in=without) if without else jobs
+
+    @property
+    def pauses_are_stale(self) -> bool:
+        return time.monotonic() >= self._pauses_at
+
+    def take_pauses(self, names: frozenset[str]) -> None:
+        """Nothing of these is claimed until the next look at them."""
+        self._paused = names
+        self._pauses_at = time.monotonic() + _QUEUES_SECONDS
 
     @property
     def stale(self) -> bool:
@@ -68,10 +80,10 @@ class Supply:
     def in_turn(self) -> list[str]:
         """The queues to look at: as they were named, or from a different first one each time."""
         if self._named:
-            return [name for name in self._named if name not in self._excluded]
+            return [name for name in self._named if name not in self._excluded and name not in self._paused]
         if self._ready:
             self._ready.append(self._ready.pop(0))
-        return list(self._ready)
+        return [name for name in self._ready if name not in self._paused]
 
     def resume(self, name: str) -> tuple[int, float, int] | None:
         """The place in this queue to go on from; None: from its head."""

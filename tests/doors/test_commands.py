@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
 
@@ -12,7 +14,7 @@ from verbs.rows import DB, claim, ending, make_job, new, row, settle, state_of
 
 from pgqueue_django import transitions
 from pgqueue_django.management.commands import pgqueue_enqueue
-from pgqueue_django.models import Job
+from pgqueue_django.models import Job, Queue, Schedule
 from pgqueue_django.states import State
 
 pytestmark = pytest.mark.django_db
@@ -238,3 +240,58 @@ def test_enqueue_does_not_wait_for_ever() -> None:
     answer = Answer("pgqueue_enqueue", "testproject.shop.tasks.make_invoice", "[7]", "--wait", "0")
     assert answer.code == 1
     assert "still queued" in answer.err
+
+
+# -- pgqueue_prune, pgqueue_pause, pgqueue_resume --------------------------------------------------------------
+
+
+def test_prune_deletes_what_is_due_or_what_is_old_and_says_how_many() -> None:
+    make_job("succeeded", prunable=True)
+    make_job("succeeded")
+    dead = make_job("dead")
+    assert Answer("pgqueue_prune").out == "1 jobs deleted"
+    assert Answer("pgqueue_prune", "--older-than", "0s", "--dry-run").out == "2 jobs would go"
+    assert Answer("pgqueue_prune", "--older-than", "1d").out == "0 jobs deleted"
+    assert Answer("pgqueue_prune", "--older-than", "0s", "--state", "succeeded").out == "1 jobs deleted"
+    assert list(Job.objects.values_list("pk", flat=True)) == [dead.pk]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--older-than", "14"], ["--older-than", "-1d"], ["--state", "succeeded"], ["--dry-run"], ["--state", "queued"]],
+)
+def test_prune_refuses_what_it_cannot_mean(words: list[str]) -> None:
+    make_job("succeeded", prunable=True)
+    assert Answer("pgqueue_prune", *words).code != 0
+    assert Job.objects.count() == 1
+
+
+def test_pause_and_resume_say_what_they_did() -> None:
+    assert Answer("pgqueue_pause", "mail", "--reason", "down").out == "mail is paused"
+    assert Answer("pgqueue_pause", "billing", "--for", "90m").out == "billing is paused, for 1:30:00"
+    mail, billing = Queue.objects.get(name="mail"), Queue.objects.get(name="billing")
+    assert (mail.reason, mail.actor.startswith("cli:"), mail.resume_at) == ("down", True, None)
+    assert billing.resume_at is not None
+    answer = Answer("pgqueue_resume", "mial")
+    assert (answer.code, answer.out) == (1, "mial is not paused. Did you mean mail?")
+    assert Answer("pgqueue_resume", "mail").out == "mail goes on"
+    assert Answer("pgqueue_resume", "mail").code == 1
+    assert Answer("pgqueue_pause", "no such queue").code == 2
+
+
+def test_status_shows_what_is_paused_and_what_comes_next() -> None:
+    make_job("queued", queue_name="mail")
+    Answer("pgqueue_pause", "mail")
+    soon = datetime.now(UTC) + timedelta(seconds=90)
+    values = {"task": "a.b", "line": "0 3 * * *", "args": [], "kwargs": {}}
+    Schedule.objects.create(name="nightly", next_at=soon, **values)
+    Schedule.objects.create(name="broken", next_at=soon, error="no such task", **values)
+    Schedule.objects.create(name="off", next_at=soon, is_enabled=False, **values)
+    text = Answer("pgqueue_status").out
+    assert "mail (paused)" in text
+    assert re.search(r"^nightly +in (89|90) s$", text, re.M)
+    assert re.search(r"^broken +in (89|90) s  no such task$", text, re.M)
+    assert "off" not in text
+    told = json.loads(Answer("pgqueue_status", "--json").out)
+    assert told["paused"] == ["mail"]
+    assert [one["name"] for one in told["schedules"]] == ["nightly", "broken"]

@@ -17,7 +17,7 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat signals conf
-    models wakeups stats transitions tasks schedules snapshot problems
+    models wakeups queues stats transitions tasks schedules snapshot problems
     worker worker.probe worker.board worker.connections worker.guard worker.executor worker.slots worker.heartbeat
     worker.chores worker.listener worker.supply worker.loop worker.supervisor worker.process worker.progress
     worker.reload

@@ -34,7 +34,8 @@ SECRET = "4111111111111111"
 
 def log_calls() -> Iterator[tuple[str, ast.Call]]:
     package = Path(pgqueue_django.__file__).parent
-    for path in [*package.glob("worker/*.py"), package / "transitions.py", *package.glob("management/**/*.py")]:
+    others = [package / "transitions.py", package / "schedules.py"]
+    for path in [*package.glob("worker/*.py"), *package.glob("management/**/*.py"), *others]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and re.match(r"logger\.(?!isEnabledFor)", ast.unparse(node.func)):
                 yield f"{path.name}:{node.lineno}", node
@@ -50,7 +51,7 @@ def test_every_record_has_an_event_of_the_list_and_the_list_is_in_the_docs() -> 
     listed = set(get_args(logs.Event))
     assert used == listed
     page = (ROOT / "docs/worker.md").read_text()
-    assert set(re.findall(r"^\| `((?:worker|job|database|process)\.[a-z_]+)`", page, re.M)) == listed
+    assert set(re.findall(r"^\| `((?:worker|job|database|process|schedule)\.[a-z_]+)`", page, re.M)) == listed
 
 
 def test_json_is_one_object_a_line_with_the_facts_and_no_payload(process: Start) -> None:

@@ -62,6 +62,12 @@ def _requeue(job: Job) -> bool:
     return transitions.requeue(DB, [job.pk]) == {job.pk}
 
 
+def _prune_older(job: Job) -> bool:
+    if job.state in FINISHED:
+        rows.move_clock(job.pk, "finished_at", -2 * 86_400)  # longer ago than keys are kept
+    return transitions.prune_older(DB, FINISHED, older_seconds=0, after=job.pk - 1)[0] == 1
+
+
 LAST = {"max_attempts": 1}
 
 # The first driver of each verb is the one that races.
@@ -105,7 +111,10 @@ DRIVERS: Mapping[str, Mapping[str, Driver]] = {
     "run_now": {
         "by hand": Driver(lambda job: transitions.run_now(DB, [job.pk]) == {job.pk}, State.QUEUED),
     },
-    "prune": {"old": Driver(lambda job: transitions.prune(DB) == 1, None)},
+    "prune": {
+        "old": Driver(lambda job: transitions.prune(DB) == 1, None),
+        "older than": Driver(_prune_older, None),
+    },
     "delete": {"by hand": Driver(lambda job: transitions.delete(DB, [job.pk]) == {job.pk}, None)},
     # On a row that exists, enqueueing is asking for its key once more.
     "enqueue": {

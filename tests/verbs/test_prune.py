@@ -6,10 +6,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.db import connection
 
 from pgqueue_django import transitions
 from pgqueue_django.models import Job
-from pgqueue_django.states import FINISHED
+from pgqueue_django.states import FINISHED, State
 
 from .rows import DB, locked_elsewhere, make_job, move_clock, row
 
@@ -54,3 +55,63 @@ def test_a_row_that_someone_holds_is_left_to_the_next_round(second_connection: p
         assert transitions.prune(DB) == 1
     assert (row(held.pk) is None, row(free.pk) is None) == (False, True)
     assert transitions.prune(DB) == 1
+
+
+# -- by age ----------------------------------------------------------------------------------------------------
+
+
+def older(states: Any = FINISHED, seconds: float = 0, *, dry_run: bool = False) -> int:
+    count = 0
+    after: int | None = 0
+    while after is not None:
+        moved, after = transitions.prune_older(DB, states, older_seconds=seconds, after=after, dry_run=dry_run)
+        count += moved
+    return count
+
+
+def test_by_age_only_what_was_asked_for_goes() -> None:
+    jobs = {state: make_job(state) for state in State}
+    assert older([State.DEAD], dry_run=True) == 1
+    assert row(jobs[State.DEAD].pk) is not None
+    assert older([State.DEAD], 3600) == 0
+    assert older([State.DEAD]) == 1
+    move_clock(jobs[State.FAILED].pk, "finished_at", -7200)
+    assert older(seconds=3600) == 1
+    assert set(Job.objects.values_list("state", flat=True)) == set(State) - {State.DEAD, State.FAILED}
+    # What has not ended is never asked for.
+    assert older(list(State)) == 2
+    assert not Job.objects.filter(state__in=FINISHED).exists()
+
+
+def test_by_age_a_key_is_kept_for_its_time(settings: Any) -> None:
+    settings.PGQUEUE = {"IDEMPOTENCY_RETENTION": 3600}
+    keyed, keyless = make_job("succeeded", idempotency_key="a"), make_job("succeeded")
+    for job in (keyed, keyless):
+        move_clock(job.pk, "finished_at", -1800)
+    assert older(seconds=60) == 1
+    assert row(keyed.pk) is not None
+    move_clock(keyed.pk, "finished_at", -7200)
+    assert older(seconds=60) == 1
+
+
+def test_by_age_each_step_is_bounded_and_gaps_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transitions, "PRUNE_SPAN", 10)
+    first = make_job("succeeded")
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT setval('pgqueue_job_id_seq', (SELECT last_value + 100000000 FROM pgqueue_job_id_seq))")
+    rest = [make_job("succeeded") for _ in range(25)]
+    steps: list[int] = []
+    after: int | None = 0
+    while after is not None:
+        moved, after = transitions.prune_older(DB, FINISHED, older_seconds=0, after=after)
+        steps.append(moved)
+    assert steps == [1, 10, 10, 5]
+    assert row(first.pk) is row(rest[-1].pk) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_by_age_a_row_that_someone_holds_is_passed_over(second_connection: psycopg.Connection[Any]) -> None:
+    held, free = make_job("succeeded"), make_job("dead")
+    with locked_elsewhere(second_connection, held.pk):
+        assert older() == 1
+    assert (row(held.pk) is None, row(free.pk) is None) == (False, True)

@@ -1,0 +1,292 @@
+"""Schedules: fire what is due, exactly once per tick, over any number of workers and without a leader.
+
+A tick is one transaction: the schedule's row is locked, the job is enqueued under a key made of the schedule and the
+tick, and the row moves on to the next tick. Whoever comes second finds the row locked or moved on; and if all of that
+were to fail, the key is taken. All moments are the database's; only what comes after what is computed here.
+
+A tick that has come is *due*; it is *missed* only when a later one is due, too. A schedule that cannot fire says why
+in its row and keeps nobody else from firing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.models.functions import Now
+
+from . import conf, logs
+from .cron import Line
+from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
+from .models import Job, Schedule
+from .states import FINISHED
+from .tasks import Task, resolve
+
+logger = logging.getLogger("pgqueue_django.worker")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+BATCH = 100
+"""Schedules that one call fires."""
+RETIRE_SECONDS = 600.0
+"""A schedule from code that no worker has declared for so long is retired. Workers declare theirs each minute."""
+
+_declared: dict[str, _Declared] = {}
+
+
+@dataclass(frozen=True)
+class _Declared:
+    name: str
+    task: str
+    line: Line
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    missed: Schedule.Missed
+    overlap: Schedule.Overlap
+
+
+def periodic(
+    line: str,
+    *,
+    tz: str | None = None,
+    name: str | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    missed: str = "one",
+    overlap: str = "allow",
+) -> Callable[[Task[P, R]], Task[P, R]]:
+    """Enqueue the task at each tick of ``line``: ``@periodic("0 3 * * *", tz="Europe/Warsaw")`` above ``@task``.
+
+    ``tz``: whose clocks, else ``settings.TIME_ZONE``. ``name``: in the table and in the jobs' keys, else the task's
+    path; a second schedule of one task needs one. ``args`` and ``kwargs`` of the call. ``missed="one"`` makes up once
+    for the ticks that passed while no worker ran, if later ones are due, too; ``"none"`` leaves them out.
+    ``overlap="skip"`` leaves a tick out while the job of the one before is unfinished.
+
+    Raises InvalidSchedule; TypeError or InvalidPayload when the task does not take such a call.
+    """
+
+    def decorate(task: Task[P, R]) -> Task[P, R]:
+        if not isinstance(task, Task):
+            raise InvalidSchedule("@periodic stands above @task.")
+        called = name or task.path
+        if not 0 < len(called) <= 100:
+            raise InvalidSchedule(f"{called[:120]!r}: a schedule's name has 1 to 100 characters; give one with name=.")
+        if missed not in Schedule.Missed.values or overlap not in Schedule.Overlap.values:
+            raise InvalidSchedule(f"{called}: missed is none or one, overlap is allow or skip.")
+        if task.signature is not None:
+            task.signature.encode(tuple(args), dict(kwargs or {}), limit=conf.current().MAX_PAYLOAD_BYTES)
+        made = _Declared(
+            called,
+            task.path,
+            Line(line, tz or conf.time_zone()),
+            tuple(args),
+            dict(kwargs or {}),
+            Schedule.Missed(missed),
+            Schedule.Overlap(overlap),
+        )
+        if _declared.setdefault(called, made) != made:
+            raise InvalidSchedule(f"There is a schedule {called!r} already; give this one its own name=.")
+        return task
+
+    return decorate
+
+
+# Whoever declares the same line again changes nothing: ten workers that start at a tick must not move it.
+_DECLARE = """
+    INSERT INTO pgqueue_schedule AS old (name, is_code, task, line, zone, args, kwargs, missed, overlap, is_enabled,
+                                         skip_next, next_at, declared_at, error)
+    VALUES (%s, true, %s, %s, %s, %s::json, %s::json, %s, %s, true, false, %s, statement_timestamp(), '')
+    ON CONFLICT (name) DO UPDATE SET
+        task = excluded.task, line = excluded.line, zone = excluded.zone, args = excluded.args,
+        kwargs = excluded.kwargs, missed = excluded.missed, overlap = excluded.overlap,
+        declared_at = statement_timestamp(), retired_at = NULL,
+        next_at = CASE WHEN (old.line, old.zone) = (excluded.line, excluded.zone) AND old.retired_at IS NULL
+                       AND old.next_at IS NOT NULL THEN old.next_at ELSE excluded.next_at END,
+        error = CASE WHEN (old.task, old.line, old.zone) = (excluded.task, excluded.line, excluded.zone)
+                     THEN old.error ELSE '' END
+    WHERE old.is_code
+"""
+
+
+def declare(using: str) -> None:
+    """Write the schedules of this process's code into the table: once, at its start.
+
+    A line that has changed begins anew from now; one that has not keeps its next tick.
+    """
+    now = _now(using)
+    with connections[using].cursor() as cursor:
+        for one in sorted(_declared.values(), key=lambda declared: declared.name):
+            cursor.execute(
+                _DECLARE,
+                [
+                    *(one.name, one.task, one.line.text, one.line.zone),
+                    *(json.dumps(one.args), json.dumps(one.kwargs), str(one.missed), str(one.overlap)),
+                    one.line.next_after(now),
+                ],
+            )
+            if not cursor.rowcount:
+                logger.error(
+                    "schedule %s: a person has made one of this name; the one in the code does not fire",
+                    one.name,
+                    extra=logs.event("schedule.failing", schedule=one.name),
+                )
+
+
+def keep(using: str) -> None:
+    """Each minute: say that these are still in the code, and retire those of which nobody has said so for long."""
+    names = [one.name for one in _declared.values()]
+    rows = Schedule.objects.using(using).filter(is_code=True, retired_at=None)
+    # Those of another version are that version's to keep.
+    for row in rows.filter(name__in=names):
+        if _is_ours(row):
+            Schedule.objects.using(using).filter(pk=row.pk).update(declared_at=Now())
+    gone = rows.filter(declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS)).exclude(name__in=names)
+    for row in gone:
+        if Schedule.objects.using(using).filter(pk=row.pk, retired_at=None).update(retired_at=Now(), next_at=None):
+            logger.warning(
+                "schedule %s is in no worker's code any more: retired",
+                row.name,
+                extra=logs.event("schedule.retired", schedule=row.name),
+            )
+
+
+def _is_ours(row: Schedule) -> bool:
+    mine = _declared.get(row.name)
+    return mine is not None and (mine.task, mine.line.text, mine.line.zone) == (row.task, row.line, row.zone)
+
+
+class Fired(NamedTuple):
+    jobs: int
+    more: bool  # others may be due
+
+
+def fire(using: str, *, limit: int = BATCH) -> Fired:
+    """Enqueue a job for each tick that is due, each schedule in a transaction of its own."""
+    ids = list(Schedule.objects.using(using).due().values_list("id", flat=True)[:limit])
+    jobs = 0
+    for id in ids:
+        try:
+            with transaction.atomic(using=using):
+                jobs += _fire_one(using, id)
+        except (DatabaseError, InterfaceError) as error:
+            if connections[using].connection is None or connections[using].connection.closed:
+                raise
+            _say(using, id, str(error).strip().splitlines()[0])
+    return Fired(jobs, more=len(ids) == limit and jobs > 0)
+
+
+def _fire_one(using: str, id: int) -> int:
+    row = Schedule.objects.using(using).due().select_for_update(skip_locked=True).filter(pk=id).first()
+    if row is None or row.next_at is None:
+        return 0  # somebody else has fired it, or has it
+    if row.is_code and not _is_ours(row):
+        return 0  # another version's, or removed from this one
+    try:
+        line = Line(row.line, row.zone)
+    except InvalidSchedule as error:
+        # Nobody can read it. Mending it is a person's part, and enabling it again.
+        _say(using, id, str(error), is_enabled=False)
+        return 0
+    now = _now(using)
+    ticks, following = due_ticks(line, row.next_at, now, row.missed)
+    if row.skip_next:
+        ticks = ticks[1:]
+    if row.overlap == Schedule.Overlap.SKIP:
+        ticks = [] if _is_unfinished(using, row.last_job_id) else ticks[-1:]
+    try:
+        task = resolve(row.task)
+        fired = [_enqueue(using, task, row, tick) for tick in ticks]
+    except TaskNotFound:
+        # A worker that has the task may come. In the same words each time, or the log would fill.
+        _say(using, id, f"the task {row.task} cannot be imported by those that looked")
+        return 0
+    except (TypeError, InvalidPayload) as error:
+        _say(using, id, f"{type(error).__name__}: {error}", is_enabled=False)
+        return 0
+    changes: dict[str, Any] = {"next_at": following, "skip_next": False, "error": ""}
+    if fired:
+        changes |= {"last_tick": ticks[-1], "last_fired_at": now, "last_job_id": fired[-1]}
+    Schedule.objects.using(using).filter(pk=id).update(**changes)
+    return len(fired)
+
+
+def due_ticks(line: Line, tick: datetime, now: datetime, missed: str) -> tuple[list[datetime], datetime | None]:
+    """The ticks to fire when ``tick`` is due at ``now``, and the one after them.
+
+    One, if no later one is due. Else the newest, and with ``missed="one"`` one more for all that were missed: never one
+    for each, after an outage of days.
+    """
+    following = line.next_after(tick)
+    if following is None or following > now:
+        return [tick], following
+    before, newest = _newest_two(line, tick, now)
+    return ([before, newest] if missed == Schedule.Missed.ONE else [newest]), line.next_after(newest)
+
+
+def _newest_two(line: Line, first: datetime, now: datetime) -> tuple[datetime, datetime]:
+    """The last two ticks up to ``now``, where at least two are. Looked for from behind: there may be a million."""
+    reach = timedelta(seconds=1)
+    while True:
+        begin = max(first - timedelta(seconds=1), now - reach)
+        found: list[datetime] = []
+        at = line.next_after(begin)
+        while at is not None and at <= now:
+            found = [*found[-1:], at]
+            at = line.next_after(at)
+        if len(found) == 2:
+            return found[0], found[1]
+        reach *= 4
+
+
+def _is_unfinished(using: str, job_id: int | None) -> bool:
+    if job_id is None:
+        return False
+    return Job.objects.using(using).filter(pk=job_id).exclude(state__in=FINISHED).exists()
+
+
+def _enqueue(using: str, task: Task[Any, Any], row: Schedule, tick: datetime) -> int:
+    key = f"schedule:{row.name}:{tick.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return task.using(database=using, idempotency_key=key).enqueue(*row.args, **row.kwargs).id
+
+
+def run_now(using: str, id: int) -> int:
+    """Enqueue its job once, beside its ticks. Raises TaskNotFound, TypeError or InvalidPayload."""
+    row = Schedule.objects.using(using).get(pk=id)
+    return resolve(row.task).using(database=using).enqueue(*row.args, **row.kwargs).id
+
+
+def plan(using: str, row: Schedule) -> None:
+    """Set the next tick of a schedule that a person has made or changed, before it is saved."""
+    row.next_at = Line(row.line, row.zone).next_after(_now(using))
+    row.error = ""
+
+
+def next_seconds(using: str) -> float | None:
+    """Until the next tick of any schedule that works; None: there is none."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT EXTRACT(EPOCH FROM min(next_at) - statement_timestamp())::float8 FROM pgqueue_schedule "
+            "WHERE is_enabled AND retired_at IS NULL AND error = ''"
+        )
+        (seconds,) = cursor.fetchone()
+    return None if seconds is None else float(seconds)
+
+
+def _say(using: str, id: int, error: str, **changes: Any) -> None:
+    """Once: a schedule that goes on failing for the same reason is one line in the log."""
+    error = error[:500]
+    if Schedule.objects.using(using).filter(pk=id).exclude(error=error).update(error=error, **changes):
+        name = Schedule.objects.using(using).values_list("name", flat=True).get(pk=id)
+        logger.error("schedule %s does not fire: %s", name, error, extra=logs.event("schedule.failing", schedule=name))
+
+
+def _now(using: str) -> datetime:
+    with connections[using].cursor() as cursor:
+        cursor.execute("SELECT EXTRACT(EPOCH FROM statement_timestamp())::float8")
+        return datetime.fromtimestamp(cursor.fetchone()[0], UTC)

@@ -1,0 +1,154 @@
+"""Schedules and queues in the admin: who may what, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import Client
+
+from pgqueue_django import queues
+from pgqueue_django.models import Job, Queue, Schedule
+
+pytestmark = pytest.mark.django_db
+
+URL = "/admin/pgqueue_django/schedule/"
+TASK = "testproject.shop.tasks.export_sales"
+ARGS = "[7]"
+Browser = Callable[..., Client]
+VIEW = ("view_schedule",)
+CHANGE = ("view_schedule", "change_schedule")
+
+
+def make(name: str = "nightly", **columns: Any) -> Schedule:
+    values = {"task": TASK, "line": "0 3 * * *", "args": [7], "kwargs": {}, **columns}
+    return Schedule.objects.create(name=name, next_at=datetime(2030, 1, 1, 3, tzinfo=UTC), **values)
+
+
+def form(**changes: Any) -> dict[str, Any]:
+    values = {"name": "mine", "task": TASK, "args": ARGS, "kwargs": "{}", "line": "0 3 * * *", "zone": "UTC"}
+    return {**values, "missed": "one", "overlap": "allow", "is_enabled": "on", **changes}
+
+
+def act(client: Client, action: str, *rows: Schedule) -> Any:
+    return client.post(URL, {"action": action, "_selected_action": [str(row.pk) for row in rows]}, follow=True)
+
+
+def test_a_person_makes_one_and_its_next_tick_is_there(browser: Browser) -> None:
+    client = browser("view_schedule", "add_schedule", "change_schedule")
+    answer = client.post(URL + "add/", form(zone="Europe/Warsaw"), follow=True)
+    assert answer.status_code == 200
+    row = Schedule.objects.get()
+    assert row.next_at is not None
+    assert row.next_at > datetime.now(UTC)
+    assert row.next_at.minute == 0
+    page = client.get(f"{URL}{row.pk}/change/").content.decode()
+    assert page.count(":00:00") >= 5, "the next five ticks"
+    client.post(f"{URL}{row.pk}/change/", form(line="*/5 * * * *"))
+    changed = Schedule.objects.get()
+    assert changed.next_at is not None
+    assert (changed.next_at - datetime.now(UTC)).total_seconds() <= 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"line": "0 0 30 2 *"}, "no date ever matches it"),
+        ({"line": "R * * * *"}, "drawn by lot"),
+        ({"zone": "Mars/Olympus"}, "is no time zone"),
+        ({"task": "nowhere.at_all"}, "nowhere.at_all"),
+        ({"kwargs": '{"wrong": 1}'}, "wrong"),
+        ({"args": "{}"}, "a JSON array"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    browser: Browser, changes: dict[str, Any], why: str
+) -> None:
+    answer = browser("view_schedule", "add_schedule").post(URL + "add/", form(**changes))
+    assert why in answer.content.decode()
+    assert not Schedule.objects.exists()
+
+
+def test_who_may_look_may_not_act(browser: Browser) -> None:
+    row = make()
+    client = browser(*VIEW)
+    assert "Run now" not in client.get(URL).content.decode()
+    for action in ("run_schedules", "skip_schedules", "enable_schedules", "disable_schedules"):
+        act(client, action, row)
+    client.post(f"{URL}{row.pk}/change/", form(line="* * * * *"))
+    kept = Schedule.objects.get()
+    assert (kept.line, kept.is_enabled, kept.skip_next, Job.objects.count()) == ("0 3 * * *", True, False, 0)
+    assert client.get(URL + "add/").status_code == 403
+    assert client.get(f"{URL}{row.pk}/delete/").status_code == 403
+
+
+def test_the_actions_do_what_they_say_and_log_who_did_it(browser: Browser) -> None:
+    row = make()
+    client = browser(*CHANGE)
+    answer = act(client, "run_schedules", row)
+    job = Job.objects.get()
+    assert [str(one) for one in answer.context["messages"]] == [f"nightly: #{job.pk}"]
+    assert (job.task, job.idempotency_key) == (TASK, None)
+    act(client, "skip_schedules", row)
+    assert Schedule.objects.get().skip_next
+    act(client, "disable_schedules", row)
+    assert not Schedule.objects.get().is_enabled
+    Schedule.objects.update(next_at=datetime(2020, 1, 1, tzinfo=UTC))
+    act(client, "enable_schedules", row)
+    enabled = Schedule.objects.get()
+    assert enabled.is_enabled
+    assert enabled.next_at is not None
+    # What it missed while it was off is not made up for.
+    assert enabled.next_at > datetime.now(UTC)
+    assert LogEntry.objects.count() == 4
+
+
+def test_one_whose_task_is_gone_says_so_when_it_is_to_run(browser: Browser) -> None:
+    row = make(task="nowhere.at_all")
+    assert "nowhere.at_all" in act(browser(*CHANGE), "run_schedules", row).content.decode()
+    assert not Job.objects.exists()
+
+
+def test_what_the_code_declares_is_switched_but_not_changed_nor_deleted(browser: Browser) -> None:
+    row = make(is_code=True)
+    client = browser(*CHANGE, "delete_schedule")
+    client.post(f"{URL}{row.pk}/change/", {**form(line="* * * * *"), "is_enabled": "", "skip_next": "on"})
+    changed = Schedule.objects.get()
+    assert (changed.line, changed.name, changed.skip_next) == ("0 3 * * *", "nightly", True)
+    assert client.post(f"{URL}{row.pk}/delete/", {"post": "yes"}).status_code == 403
+    assert Schedule.objects.exists()
+
+
+def test_hostile_text_is_text(browser: Browser) -> None:
+    make("<script>alert(1)</script>", line="<b>", zone="<i>", error="<img src=x>")
+    page = browser(*CHANGE).get(URL).content.decode()
+    for text in ("<script>alert", "<b>", "<img src=x>"):
+        assert text not in page
+
+
+# -- queues ----------------------------------------------------------------------------------------------------
+
+QUEUES = "/admin/pgqueue_django/queue/"
+
+
+def test_a_person_pauses_and_resumes_a_queue(browser: Browser) -> None:
+    client = browser("view_queue", "add_queue", "change_queue")
+    client.post(QUEUES + "add/", {"name": "mail", "reason": "provider down"})
+    row = Queue.objects.get()
+    assert (row.reason, row.actor.startswith("user-")) == ("provider down", True)
+    assert queues.paused("default") == {"mail"}
+    client.post(QUEUES, {"action": "resume_queues", "_selected_action": ["mail"]})
+    assert queues.paused("default") == frozenset()
+    assert LogEntry.objects.filter(change_message="Resumed.").count() == 1
+
+
+def test_who_may_look_at_queues_may_not_pause_them(browser: Browser) -> None:
+    queues.pause("default", "mail")
+    client = browser("view_queue")
+    assert "mail" in client.get(QUEUES).content.decode()
+    assert client.post(QUEUES + "add/", {"name": "other"}).status_code == 403
+    client.post(QUEUES, {"action": "resume_queues", "_selected_action": ["mail"]})
+    assert queues.paused("default") == {"mail"}
