@@ -147,4 +147,5 @@ def test_tables_that_are_missing_end_it_with_5() -> None:
     url = make_conninfo(**{name: parameters[name] for name in names if parameters.get(name)}, dbname="postgres")
     code, told = in_a_process(url)
     assert code == 5
-    assert "not applied: pgqueue_django.0001_initial; run manage.py migrate" in told
+    assert "not applied: pgqueue_django.0001_initial, pgqueue_django.0002" in told
+    assert "run manage.py migrate" in told
