@@ -602,13 +602,24 @@ class JobAdmin(JobAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
 class WorkerAdmin(_WorkerAdmin):
     """The worker processes, to look at."""
 
-    list_display = ("name", "host", "pid", "queues", "running", "concurrency", "started_at", "heartbeat_at")
+    list_display = (
+        *("name", "host", "pid", "version", "queues", "running", "concurrency", "memory", "skew", "started_at"),
+        "heartbeat_at",
+    )
     list_display_links = None
     ordering = ("-heartbeat_at",)
     show_full_result_count = False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:
         return super().get_queryset(request).using(router.db_for_write(self.model))
+
+    @admin.display(description=_("memory"))
+    def memory(self, worker: Worker) -> str:
+        return "-" if worker.memory_bytes is None else f"{worker.memory_bytes / 1e6:.0f} MB"
+
+    @admin.display(description=_("clock skew"))
+    def skew(self, worker: Worker) -> str:
+        return "-" if worker.skew_seconds is None else f"{worker.skew_seconds:+.3f} s"
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -254,6 +254,16 @@ class Worker(models.Model):
         _("running"), db_default=0, db_comment="Jobs that it ran at the last heartbeat"
     )
     lease_seconds = models.FloatField(_("lease"), db_comment="Length of its leases")
+    version = models.CharField(
+        _("version"), max_length=40, default="", db_default="", db_comment="Of pgqueue_django, as it started"
+    )
+    tasks = models.JSONField(
+        _("tasks"), default=list, db_default=Value([], models.JSONField()), db_comment="That it knew as it started"
+    )
+    memory_bytes = models.BigIntegerField(_("memory"), null=True, db_comment="Of its process, at the last heartbeat")
+    skew_seconds = models.FloatField(
+        _("clock skew"), null=True, db_comment="Its host's clock less the database's, at the last heartbeat"
+    )
     started_at = models.DateTimeField(_("started at"), db_default=Now(), db_comment="When it registered")
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now(), db_comment="Its last heartbeat")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 from django.db import DatabaseError, connections
@@ -17,6 +18,7 @@ from pgqueue_django import logs, transitions
 from pgqueue_django.states import State
 from pgqueue_django.worker.connections import Grumbler, drop, first_line, is_broken, may_pass, own_connection
 from pgqueue_django.worker.executor import Attempt, lease_clock
+from pgqueue_django.worker.memory import resident_bytes
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -26,9 +28,12 @@ _AGAIN_SECONDS = 0.5  # after a beat that met a row which someone holds
 _FIRST_SECONDS = (1.0, 3.0)
 
 _REGISTER = """
-    INSERT INTO pgqueue_worker (id, name, host, pid, queues, concurrency, running, lease_seconds)
-    VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s)
-    ON CONFLICT (id) DO UPDATE SET running = excluded.running, heartbeat_at = statement_timestamp()
+    INSERT INTO pgqueue_worker (id, name, host, pid, queues, concurrency, lease_seconds, version, tasks, running,
+                                memory_bytes, skew_seconds)
+    VALUES (%s, %s, %s, %s, %s::jsonb, %s, %s, %s, %s::jsonb, %s, %s,
+            %s::float8 - EXTRACT(EPOCH FROM statement_timestamp())::float8)
+    ON CONFLICT (id) DO UPDATE SET running = excluded.running, memory_bytes = excluded.memory_bytes,
+        skew_seconds = excluded.skew_seconds, heartbeat_at = statement_timestamp()
     RETURNING (SELECT count(*) FROM pgqueue_worker other WHERE other.id <> pgqueue_worker.id
                AND other.heartbeat_at > statement_timestamp() - make_interval(secs => %s))
 """
@@ -38,8 +43,8 @@ class Heartbeat(threading.Thread):
     """Beats at once when ``nudge`` is called, else each ``interval`` seconds, until ``stop``.
 
     ``held`` gives the attempts at this moment; ``lost`` hears of each that is gone, with its state now (None:
-    the row is gone, too), ``recovered`` of the first beat after ``is_in_time`` was False; ``row`` is this worker's
-    row in the table of workers, without the count of ``running``.
+    the row is gone, too), ``recovered`` of the first beat after ``is_in_time`` was False; ``row`` is what
+    stays the same of this worker's row in the table of workers.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Heartbeat(threading.Thread):
         held: Callable[[], Iterable[Attempt]],
         lost: Callable[[Attempt, State | None], None],
         recovered: Callable[[], None],
-        row: Callable[[int], list[object]],
+        row: Callable[[], list[object]],
     ) -> None:
         super().__init__(name="pgqueue heartbeat", daemon=True)
         self._using = using
@@ -116,7 +121,8 @@ class Heartbeat(threading.Thread):
         if not was_in_time:
             self._recovered()
         with connections[self._using].cursor() as cursor:
-            cursor.execute(_REGISTER, [*self._row(len(attempts)), 2 * self._interval])  # type: ignore[list-item]
+            facts = [len(attempts), resident_bytes(), time.time(), 2 * self._interval]
+            cursor.execute(_REGISTER, [*self._row(), *facts])  # type: ignore[list-item]
             (self.others,) = cursor.fetchone()
         return busy
 

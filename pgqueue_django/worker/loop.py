@@ -15,14 +15,13 @@ import json
 import logging
 import os
 import queue
-import resource
 import secrets
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -34,7 +33,7 @@ from pgqueue_django.exceptions import JobCancelled, JobTimeout, LeaseLost, TaskN
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.states import State
-from pgqueue_django.tasks import Task, resolve
+from pgqueue_django.tasks import Task, declared_tasks, resolve
 from pgqueue_django.transitions import Claimed, Fenced, Settlement
 from pgqueue_django.worker import executor
 from pgqueue_django.worker.board import Board
@@ -52,6 +51,7 @@ from pgqueue_django.worker.connections import (
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
 from pgqueue_django.worker.listener import Listener
+from pgqueue_django.worker.memory import resident_bytes
 from pgqueue_django.worker.probe import LIVE_SECONDS, Health
 from pgqueue_django.worker.slots import TRIES, Slots
 from pgqueue_django.worker.supply import Caps, Prefetch, Supply
@@ -66,6 +66,7 @@ _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
+_TASKS = 500  # names of tasks in a worker's row
 _LOOKED_SECONDS = 30.0  # beyond the poll interval; longer without an answer and it is not ready
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
 
@@ -159,6 +160,7 @@ class Loop:
         self.worker_id = f"{self.name[:100]}:{secrets.token_hex(4)}"
         if board is not None:
             board.sign(self.worker_id)
+        self._version = version("pgqueue-django")
         self.held: dict[int, Attempt] = {}
         self.counts: dict[State, int] = {}
         self.inbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -502,7 +504,7 @@ class Loop:
             return
         if options.max_time is not None and now >= self._began_at + options.max_time:
             why = f"it has run for {options.max_time:g} s"
-        elif options.max_memory is not None and (bytes := _resident_bytes()) > options.max_memory:
+        elif options.max_memory is not None and (bytes := resident_bytes()) > options.max_memory:
             why = f"it has {bytes / 1e6:.0f} MB in memory"
         else:
             return
@@ -935,11 +937,12 @@ class Loop:
         """Whether handlers still run after the end: only the end of the process stops them."""
         return self._slots.load > 0
 
-    def _worker_row(self, running: int) -> list[object]:
+    def _worker_row(self) -> list[object]:
         options = self.options
         return [
             *(self.worker_id, self.name[:100], socket.gethostname(), os.getpid()),
-            *(json.dumps(list(options.queues)), options.concurrency, running, options.lease),
+            *(json.dumps(list(options.queues)), options.concurrency, options.lease),
+            *(self._version, json.dumps(declared_tasks()[:_TASKS])),
         ]
 
     def _log(self, settlement: Settlement) -> None:
@@ -962,16 +965,6 @@ class Loop:
             facts |= {"kind": str(outcome.failure.kind), "error_type": outcome.failure.error_type}
             parts.append(f"{outcome.failure.kind}: {outcome.failure.error_type}: {first_line}"[:300])
         logger.log(level, ", ".join(parts), extra=logs.event(_EVENTS[outcome.state], job, **facts))
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        # The most that it ever had: in kB, on macOS in bytes.
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
 
 
 __all__ = ["CLEAN", "RELEASED", "Loop", "Options"]

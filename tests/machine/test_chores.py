@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import psycopg
@@ -11,12 +12,13 @@ from django.db import connection
 
 from pgqueue_django import transitions
 from pgqueue_django.models import Chore, Job, Stat
+from pgqueue_django.models import Worker as WorkerRow
 from pgqueue_django.states import State
 from pgqueue_django.worker.chores import Chores
 from pgqueue_django.worker.connections import own_connection
 from tests.machine import handlers
 
-from .workers import REAL_DATABASE, Running, seconds, wait_for, wait_for_state
+from .workers import REAL_DATABASE, Running, notes, seconds, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Worker = Callable[..., Running]
@@ -110,3 +112,29 @@ def _break_the_loops_connection() -> bool:
             "WHERE application_name = 'pgqueue loop' AND datname = current_database()"
         )
         return bool(cursor.fetchone()[0])
+
+
+# -- the registry ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_says_who_it_is_and_how_it_is(worker: Worker) -> None:
+    running = worker(concurrency=3, name="web-1", queues=["a", "b"], lease=3.0)
+    row = wait_for(lambda: WorkerRow.objects.filter(pk=running.loop.worker_id).first())
+    assert (row.name, row.queues, row.concurrency, row.version) == ("web-1", ["a", "b"], 3, version("pgqueue-django"))
+    assert handlers.give.path in row.tasks
+    assert row.memory_bytes > 10_000_000
+    assert abs(row.skew_seconds) < 2
+
+
+def test_workers_of_one_name_do_not_get_into_each_others_way(worker: Worker, gate: Callable[[], Any]) -> None:
+    """As when a pod comes back under its name while the old one still runs."""
+    door = gate()
+    held = handlers.write_and_wait.enqueue(str(door))
+    first = worker(concurrency=1, name="web-1")
+    wait_for(lambda: notes("begun"))
+    second = worker(concurrency=1, name="web-1")
+    wait_for(lambda: WorkerRow.objects.filter(name="web-1").count() == 2)
+    assert second.stop() == 0
+    assert list(WorkerRow.objects.values_list("id", flat=True)) == [first.loop.worker_id]
+    door.open()
+    assert wait_for_state(held, State.SUCCEEDED).attempts == 1
