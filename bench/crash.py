@@ -11,8 +11,8 @@ their work; a trigger writes down each change of a job's row. From these two, th
 returned the account is made afterwards: who held what when it was killed, and what made each delivery beyond a job's
 first.
 
-How to read it: `lost` is a job that was enqueued and has no row, no final state, or has succeeded without a delivery
-that came to its end. A duplicate is explained if the delivery before it belongs to a claim that was given up after
+How to read it: `lost` is a job that was enqueued and has no row, or has succeeded without a delivery that came to its
+end. A duplicate is explained if the delivery before it belongs to a claim that was given up after
 its own process had been killed, or whose lease had expired. What a killed process held is *given back* when its row
 leaves `running`: without a supervisor at the end of the lease, by the next round of the chores (1 s) of a worker that
 lives; with one at once, and what was claimed but had not begun goes back uncharged. *Recovery* is from the kill until
@@ -43,6 +43,7 @@ ROWS = (
     ("succeeded", "succeeded"),
     ("dead", "dead"),
     ("**lost**", "lost"),
+    ("**not ended in time**", "unfinished"),
     ("worker processes killed", "kills"),
     ("… of which had begun a job", "kills_busy"),
     ("deliveries", "deliveries"),
@@ -76,7 +77,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, help="of one run (30, quick 10)")
     parser.add_argument("--every", type=float, default=0.3, help="seconds from kill to kill (0.3)")
     parser.add_argument("--supervisor", type=record.names, default=list(SUPERVISORS), help="without,with")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds until what is unfinished is lost (120)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds until what has not ended is given up (120)")
 
 
 def crash(

@@ -187,10 +187,17 @@ def ratio_line(ratio: Mapping[str, Any]) -> str:
 def columns(
     cells: Sequence[Mapping[str, Any]], key: str, values: Sequence[str], rows: Sequence[tuple[str, str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table with a column for each of the ``values`` of ``key``: from the cells of a document."""
+    """Heads and rows of a table with a column for each of the ``values`` of ``key``: from the cells of a document.
+
+    A figure that none of them has (nothing of the kind happened) has no row.
+    """
     figures = {entry["cell"][key]: entry["figures"] for entry in cells}
     heads = [key, *(value for value in values if value in figures)]
-    return heads, [[words, *(spread(figures[head].get(name)) for head in heads[1:])] for words, name in rows]
+    return heads, [
+        [words, *(spread(figures[head].get(name)) for head in heads[1:])]
+        for words, name in rows
+        if any(name in found for found in figures.values())
+    ]
 
 
 def summaries(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ ROWS = (
     ("held by the workers at that moment", "held_before"),
     ("dead", "dead"),
     ("**lost**", "lost"),
+    ("**not ended in time**", "unfinished"),
     ("deliveries", "deliveries"),
     ("duplicate deliveries", "duplicates"),
     ("… after a lease that expired", "duplicates_by_lease"),
@@ -61,7 +62,7 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lease", type=float, default=5.0, help="seconds (5)")
     parser.add_argument("--modes", type=record.names, default=list(MODES), help="of pg_ctl restart: fast,immediate")
     parser.add_argument("--restart-cmd", help="restarts the server in DATABASE_URL; instead of --modes")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds until what is unfinished is lost (120)")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds until what has not ended is given up (120)")
 
 
 class Probe(threading.Thread):

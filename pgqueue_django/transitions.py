@@ -823,6 +823,8 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
                     for row, state in zip(rows, states, strict=True)
                 ],
             )
+            if min((delay for delay in delays if delay is not None), default=math.inf) < limits.CHORE_INTERVAL:
+                wakeups.send_after_commit(using, wakeups.DUE)
 
     if not lost:
         return 0

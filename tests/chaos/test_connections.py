@@ -9,10 +9,10 @@ from contextlib import ExitStack, suppress
 import psycopg
 import pytest
 
-from chaos import ledger
 from chaos.fleet import Fleet, until
 from chaos.proxy import Proxy
 from chaos.test_restart import assert_listening
+from testproject import ledger
 from testproject.localdb import Server
 
 

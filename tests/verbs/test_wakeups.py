@@ -137,6 +137,12 @@ WAKING: dict[str, tuple[Scene, Act, str | None]] = {
     "release": (RUNNING, lambda job: transitions.release(DB, [pair(job)]), "q"),
     "release, unknown": (RUNNING, lambda job: transitions.release(DB, [pair(job)], unknown=[job.pk]), None),
     "disown, not begun": (RUNNING, lambda job: transitions.disown(DB, WORKER, by="w"), "q"),
+    "disown, begun, due soon": (
+        scene("running", backoff={"base": 0.1, "factor": 1, "cap": 1}),
+        lambda job: transitions.disown(DB, WORKER, begun=[pair(job)], by="w"),
+        DUE,
+    ),
+    "disown, begun, far ahead": (RUNNING, lambda job: transitions.disown(DB, WORKER, begun=[pair(job)], by="w"), None),
     "promote": (scene("scheduled", due=True), lambda job: transitions.promote(DB), "q"),
     "adopt": (scene("scheduled", parked=True), lambda job: transitions.adopt(DB, [job.task]), None),
     "requeue": (scene("dead"), lambda job: transitions.requeue(DB, [job.pk]), "q"),
