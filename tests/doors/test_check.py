@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 from psycopg.conninfo import make_conninfo
-from verbs.rows import make_job
+from verbs.rows import make_job, wait_for
 
 from pgqueue_django.management.commands import pgqueue_check
-from pgqueue_django.models import Worker
+from pgqueue_django.models import Job, Worker
 
 from .test_commands import Answer
 
@@ -50,13 +50,13 @@ def test_where_all_is_well_it_says_so(register: Register, monkeypatch: pytest.Mo
     code, told = found()
     assert code == 0
     assert set(told) == {
-        f"ok {name}" for name in ("settings", "tasks", "database", "connections", "migrations", "workers")
+        f"ok {name}" for name in ("settings", "tasks", "database", "connections", "migrations", "table", "workers")
     }
     assert told["ok workers"] == ["1 alive"]
     assert "PostgreSQL " in told["ok database"][0]
     assert connections["default"].get_connection_params()["password"] not in str(told)
     answer = Answer("pgqueue_check")
-    assert (answer.code, len(answer.lines)) == (0, 6)
+    assert (answer.code, len(answer.lines)) == (0, 7)
     assert answer.lines[0].startswith("ok       settings ")
 
 
@@ -149,3 +149,33 @@ def test_tables_that_are_missing_end_it_with_5() -> None:
     assert code == 5
     assert "not applied: pgqueue_django.0001_initial, pgqueue_django.0002" in told
     assert "run manage.py migrate" in told
+
+
+def test_who_keeps_dead_rows_from_being_taken_away_is_named(
+    monkeypatch: pytest.MonkeyPatch, second_connection: Any
+) -> None:
+    monkeypatch.setattr(pgqueue_check, "_OLD_SNAPSHOT_SECONDS", 0.05)
+    with second_connection.transaction():
+        second_connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        second_connection.execute("SET LOCAL application_name = 'a report'")
+        second_connection.execute("SELECT FROM pgqueue_job")
+        told: list[str] = wait_for(lambda: found()[1].get("warning snapshot"))
+        pid = second_connection.info.backend_pid
+    assert f"by session {pid} (" in told[0]
+    assert "a report" in told[0]
+    assert "warning snapshot" not in found()[1]
+
+
+def test_dead_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgqueue_check, "_DEAD_ROWS", -1)
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE pgqueue_job SET (autovacuum_enabled = false)")
+        try:
+            for _ in range(30):
+                make_job("queued")
+            Job.objects.all().delete()
+            cursor.execute("SELECT pg_stat_force_next_flush()")
+            told = wait_for(lambda: found()[1].get("warning table"))
+        finally:
+            cursor.execute("ALTER TABLE pgqueue_job RESET (autovacuum_enabled)")
+    assert "dead rows" in told[0]

@@ -33,6 +33,20 @@ _SKEW_SECONDS = 5.0
 _OWN = 4  # connections of a worker beside its slots'
 
 
+_DEAD_ROWS = 100_000
+_OLD_SNAPSHOT_SECONDS = 300.0
+_OLDEST_SNAPSHOT = """
+    SELECT who, seconds FROM (
+        SELECT format('session %%s (%%s, %%s)', pid, usename, COALESCE(NULLIF(application_name, ''), 'no name')) AS who,
+               EXTRACT(EPOCH FROM statement_timestamp() - xact_start)::float8 AS seconds
+        FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database()
+        UNION ALL
+        SELECT format('prepared transaction %%s', gid), EXTRACT(EPOCH FROM statement_timestamp() - prepared)::float8
+        FROM pg_prepared_xacts WHERE database = current_database()
+    ) AS holder WHERE seconds > %s ORDER BY seconds DESC LIMIT 1
+"""
+
+
 class Finding(NamedTuple):
     level: str
     subject: str
@@ -146,7 +160,26 @@ def _database(using: str, worker: str | None) -> Iterator[Finding]:
         yield Finding(FAILED, "migrations", f"not applied: {', '.join(missing)}; run manage.py migrate", NOT_MIGRATED)
         return
     yield Finding(OK, "migrations", "all applied")
+    yield from _table(using)
     yield from _workers(using, worker)
+
+
+def _table(using: str) -> Iterator[Finding]:
+    """What slows claims down: dead rows, and whoever keeps vacuum from taking them away."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT n_live_tup, n_dead_tup, EXTRACT(EPOCH FROM now() - GREATEST(last_autovacuum, last_vacuum))::float8 "
+            "FROM pg_stat_user_tables WHERE relname = 'pgqueue_job' AND schemaname = ANY(current_schemas(false))"
+        )
+        live, dead, vacuumed = cursor.fetchone() or (0, 0, None)
+        cursor.execute(_OLDEST_SNAPSHOT, [_OLD_SNAPSHOT_SECONDS])
+        holder = cursor.fetchone()
+    when = "not vacuumed yet" if vacuumed is None else f"vacuumed {vacuumed:,.0f} s ago"
+    text = f"about {live:,} jobs, {dead:,} dead rows, {when}"
+    yield Finding(WARNING if dead > max(_DEAD_ROWS, live) else OK, "table", text)
+    if holder is not None:
+        who, seconds = holder
+        yield Finding(WARNING, "snapshot", f"held for {seconds:,.0f} s by {who}: dead rows since then stay")
 
 
 def _unapplied(using: str) -> Iterator[Any]:
