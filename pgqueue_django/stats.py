@@ -48,11 +48,11 @@ def _histogram(lengths: list[float]) -> list[int]:
     return [end - begin for begin, end in zip([0, *ends], [*ends, len(lengths)], strict=True)]
 
 
-_COLUMNS = """minute, worker_id, queue_name, task, succeeded, retried, failed, dead,
-    pickup_counts, pickup_seconds, run_counts, run_seconds"""
+_COUNTERS = "succeeded, retried, failed, dead, pickup_counts, pickup_seconds, run_counts, run_seconds"
+_COLUMNS = f"minute, worker_id, queue_name, task, {_COUNTERS}"
 
 _ADD_UP = """
-    ON CONFLICT (minute, worker_id, queue_name, task) DO UPDATE SET
+    ON CONFLICT ({key}) DO UPDATE SET
         succeeded = old.succeeded + excluded.succeeded,
         retried = old.retried + excluded.retried,
         failed = old.failed + excluded.failed,
@@ -64,7 +64,11 @@ _ADD_UP = """
             FROM unnest(old.run_counts, excluded.run_counts) WITH ORDINALITY AS both_counts(a, b, place)),
         run_seconds = old.run_seconds + excluded.run_seconds
 """
-_ADD = f"INSERT INTO pgqueue_stat AS old ({_COLUMNS}) VALUES {{rows}} {_ADD_UP} RETURNING pg_current_xact_id()::text"
+_ADD_UP_STAT = _ADD_UP.format(key="minute, worker_id, queue_name, task")
+_ADD_UP_HISTORY = _ADD_UP.format(key="seconds, begin, queue_name, task")
+_ADD = (
+    f"INSERT INTO pgqueue_stat AS old ({_COLUMNS}) VALUES {{rows}} {_ADD_UP_STAT} RETURNING pg_current_xact_id()::text"
+)
 _ROW = (
     "(date_trunc('minute', statement_timestamp(), 'UTC'), %s, %s, %s, %s, %s, %s, %s, "
     "%s::bigint[], %s, %s::bigint[], %s)"
@@ -96,8 +100,17 @@ def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> str
     return str(cursor.fetchone()[0])
 
 
-# The row of all that is older: no minute, no worker. It keeps the lowest id of its task, which stands for when
-# the task was first seen.
+def _sum_of(column: str) -> str:
+    return "ARRAY[" + ", ".join(f"sum({column}[{i + 1}])" for i in range(len(BOUNDS) + 1)) + "]::bigint[]"
+
+
+_SUMS = (
+    "sum(succeeded), sum(retried), sum(failed), sum(dead), "
+    f"{_sum_of('pickup_counts')}, sum(pickup_seconds), {_sum_of('run_counts')}, sum(run_seconds)"
+)
+
+# To the row of all that is older, which has no minute and no worker (it keeps the lowest id of its task, which stands
+# for when the task was first seen), and to the history of its minute.
 _ROLL_UP = f"""
     WITH old_rows AS (
         DELETE FROM pgqueue_stat WHERE id = ANY(ARRAY(
@@ -105,16 +118,17 @@ _ROLL_UP = f"""
             WHERE minute > to_timestamp(0) AND minute < statement_timestamp() - make_interval(secs => %s)
             ORDER BY minute LIMIT %s FOR UPDATE SKIP LOCKED))
         RETURNING *
+    ), kept AS (
+        INSERT INTO pgqueue_stat_history AS old (seconds, begin, queue_name, task, {_COUNTERS})
+        SELECT 60, minute, queue_name, task, {_SUMS} FROM old_rows GROUP BY minute, queue_name, task
+        ORDER BY minute, queue_name, task
+        {_ADD_UP_HISTORY}
     )
     INSERT INTO pgqueue_stat AS old (id, {_COLUMNS})
-    SELECT min(id), to_timestamp(0), '', queue_name, task, sum(succeeded), sum(retried), sum(failed), sum(dead),
-           {{pickup}}, sum(pickup_seconds), {{run}}, sum(run_seconds)
+    SELECT min(id), to_timestamp(0), '', queue_name, task, {_SUMS}
     FROM old_rows GROUP BY queue_name, task ORDER BY queue_name, task
-    {_ADD_UP}
-""".format(
-    pickup="ARRAY[" + ", ".join(f"sum(pickup_counts[{i + 1}])" for i in range(len(BOUNDS) + 1)) + "]::bigint[]",
-    run="ARRAY[" + ", ".join(f"sum(run_counts[{i + 1}])" for i in range(len(BOUNDS) + 1)) + "]::bigint[]",
-)
+    {_ADD_UP_STAT}
+"""
 _COUNT_OLD = """
     SELECT count(*) FROM (SELECT FROM pgqueue_stat
         WHERE minute > to_timestamp(0) AND minute < statement_timestamp() - make_interval(secs => %s) LIMIT %s) AS old
@@ -124,8 +138,50 @@ _COUNT_OLD = """
 def roll_up(cursor: CursorWrapper, *, older_seconds: float, limit: int) -> bool:
     """Add the rows of minutes that are over for ``older_seconds`` to one row per queue and task; totals stay.
 
-    At most ``limit`` rows. Returns whether there are more.
+    At most ``limit`` rows. What each minute was like stays in the history. Returns whether there are more.
     """
     cursor.execute(_ROLL_UP, [older_seconds, limit])
     cursor.execute(_COUNT_OLD, [older_seconds, 1])
+    return bool(cursor.fetchone()[0])
+
+
+MINUTES_SECONDS = 48 * 3600.0
+"""How long the history is kept by the minute."""
+HOURS_SECONDS = 90 * 24 * 3600.0
+"""And by the hour."""
+
+_THIN = f"""
+    WITH old_rows AS (
+        DELETE FROM pgqueue_stat_history WHERE id = ANY(ARRAY(
+            SELECT id FROM pgqueue_stat_history
+            WHERE seconds = 60 AND begin < statement_timestamp() - make_interval(secs => %s)
+            ORDER BY begin LIMIT %s FOR UPDATE SKIP LOCKED))
+        RETURNING *
+    )
+    INSERT INTO pgqueue_stat_history AS old (seconds, begin, queue_name, task, {_COUNTERS})
+    SELECT 3600, date_trunc('hour', begin, 'UTC'), queue_name, task, {_SUMS} FROM old_rows
+    GROUP BY date_trunc('hour', begin, 'UTC'), queue_name, task
+    ORDER BY date_trunc('hour', begin, 'UTC'), queue_name, task
+    {_ADD_UP_HISTORY}
+"""
+_FORGET = """
+    DELETE FROM pgqueue_stat_history WHERE id = ANY(ARRAY(
+        SELECT id FROM pgqueue_stat_history
+        WHERE seconds = 3600 AND begin < statement_timestamp() - make_interval(secs => %s)
+        ORDER BY begin LIMIT %s FOR UPDATE SKIP LOCKED))
+"""
+_OLD_MINUTES = """
+    SELECT EXISTS (SELECT FROM pgqueue_stat_history
+                   WHERE seconds = 60 AND begin < statement_timestamp() - make_interval(secs => %s))
+"""
+
+
+def thin(cursor: CursorWrapper, *, limit: int) -> bool:
+    """Minutes of the history that are over for two days become hours, hours are forgotten after ninety days.
+
+    At most ``limit`` rows of each. Returns whether there are more minutes.
+    """
+    cursor.execute(_THIN, [MINUTES_SECONDS, limit])
+    cursor.execute(_FORGET, [HOURS_SECONDS, limit])
+    cursor.execute(_OLD_MINUTES, [MINUTES_SECONDS])
     return bool(cursor.fetchone()[0])

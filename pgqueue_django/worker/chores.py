@@ -203,6 +203,7 @@ class Chores(threading.Thread):
     def _roll_up(self) -> None:
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
             more = stats.roll_up(cursor, older_seconds=_STAT_SECONDS, limit=transitions.BATCH)
+            more |= stats.thin(cursor, limit=transitions.BATCH)
         if more:
             self._execute(_HURRY, [_SOON, ROLL_UP, _SOON])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from django.db import connection, transaction
 from django.db.models import Sum
 
 from pgqueue_django import stats, transitions
-from pgqueue_django.models import Stat
+from pgqueue_django.models import Stat, StatHistory
 from pgqueue_django.outcomes import DeadLettered, Failed, Retried, Settled, Succeeded
 from pgqueue_django.states import State
 from pgqueue_django.stats import BOUNDS, Sample
@@ -186,3 +186,49 @@ def test_rolling_up_keeps_every_total_and_the_recent_minutes() -> None:
     assert everything() == before
     assert Stat.objects.count() == 1 + 2
     assert Stat.objects.order_by("minute").values_list("id", "worker_id")[0] == (first_id, "")
+
+
+# -- history ---------------------------------------------------------------------------------------------------
+
+
+def history(seconds: int) -> list[tuple[str, int]]:
+    rows = StatHistory.objects.filter(seconds=seconds).order_by("begin")
+    return [(f"{row.begin:%d %H:%M}", row.succeeded) for row in rows]
+
+
+def test_minutes_of_all_workers_stay_in_the_history_when_they_are_rolled_up() -> None:
+    for worker_id, minute in [("a", 5), ("b", 5), ("a", 6)]:
+        add(sample(run=0.3), sample(State.DEAD), worker_id=worker_id)
+        Stat.objects.filter(minute__year=2030).update(minute=datetime(2025, 1, 1, 12, minute, tzinfo=UTC))
+    with connection.cursor() as cursor:
+        # In two steps: what comes later to a minute is added.
+        assert stats.roll_up(cursor, older_seconds=3600, limit=2) is True
+        assert stats.roll_up(cursor, older_seconds=3600, limit=2) is False
+    assert history(60) == [("01 12:05", 2), ("01 12:06", 1)]
+    row = StatHistory.objects.get(begin__minute=5)
+    assert (row.dead, sum(row.run_counts), row.run_seconds) == (2, 4, pytest.approx(0.6))
+    assert totals() == {"succeeded": 3, "retried": 0, "failed": 0, "dead": 3}
+
+
+def test_the_history_becomes_hours_after_two_days_and_is_forgotten_after_ninety() -> None:
+    now = database_now()
+
+    def keep(seconds: int, ago: timedelta, succeeded: int) -> None:
+        counts = [0] * (len(BOUNDS) + 1)
+        StatHistory.objects.create(
+            seconds=seconds, begin=now - ago, queue_name="q", task="t", succeeded=succeeded, pickup_counts=counts,
+            run_counts=counts,
+        )  # fmt: skip
+
+    keep(60, timedelta(hours=47), 1)
+    old = (now - timedelta(days=10)).replace(minute=10, second=0, microsecond=0)
+    for minute in (10, 11, 12):
+        keep(60, now - old.replace(minute=minute), 10)
+    keep(3600, timedelta(days=89), 100)
+    keep(3600, timedelta(days=91), 1_000)
+    with connection.cursor() as cursor:
+        assert stats.thin(cursor, limit=2) is True
+        assert stats.thin(cursor, limit=2) is False
+    assert [one for _, one in history(60)] == [1]
+    assert [one for _, one in history(3600)] == [100, 30]
+    assert StatHistory.objects.get(succeeded=30).begin == old.replace(minute=0)
