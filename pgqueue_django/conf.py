@@ -51,6 +51,8 @@ class Settings:
     """Failed attempts that a job remembers: the first and the newest."""
     RETENTION: Mapping[str, float | None] | None = None
     """Age at which finished jobs are pruned, by state; a state left out keeps its default, None keeps for ever."""
+    MAX_FINISHED: int | None = None
+    """Finished jobs that are kept at the most, whatever their age. None: their age alone decides."""
     IDEMPOTENCY_RETENTION: float = DAY
     """A finished job with an idempotency key is kept at least this long."""
     LISTEN: bool = True
@@ -104,6 +106,10 @@ def current() -> Settings:
         if not isinstance(getattr(result, name), int):
             raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is a whole number.')
         _number(name, getattr(result, name), above=0, most=2**31 - 1)
+    if result.MAX_FINISHED is not None:
+        if not isinstance(result.MAX_FINISHED, int):
+            raise ImproperlyConfigured('settings.PGQUEUE["MAX_FINISHED"] is a whole number, or None.')
+        _number("MAX_FINISHED", result.MAX_FINISHED, above=-1, most=1_000_000)
     if result.MAX_HISTORY < 2:
         raise ImproperlyConfigured('settings.PGQUEUE["MAX_HISTORY"] is at least 2: the first failure and the newest.')
     if result.METRICS_TOKEN is not None and not isinstance(result.METRICS_TOKEN, str):

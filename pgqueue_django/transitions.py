@@ -1126,6 +1126,31 @@ def prune(using: str, *, limit: int = BATCH) -> int:
         return int(cursor.rowcount)
 
 
+def prune_beyond(using: str, keep: int, *, limit: int = BATCH) -> int:
+    """succeeded, failed, dead, cancelled -> gone, those that would go first anyway, while there are more than ``keep``.
+
+    Jobs that are kept for ever do not count, and those with an idempotency key stay for ``IDEMPOTENCY_RETENTION``.
+    Walks over ``keep`` entries of an index. Returns how many went.
+    """
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        cursor.execute(
+            """
+            WITH edge AS MATERIALIZED (
+                SELECT prune_after, id FROM pgqueue_job WHERE prune_after IS NOT NULL
+                ORDER BY prune_after DESC, id DESC OFFSET %s LIMIT 1
+            ), old AS MATERIALIZED (
+                SELECT id FROM pgqueue_job WHERE prune_after <= (SELECT prune_after FROM edge)
+                  AND (prune_after, id) <= (SELECT prune_after, id FROM edge)
+                  AND (idempotency_key IS NULL OR finished_at < statement_timestamp() - make_interval(secs => %s))
+                ORDER BY prune_after LIMIT %s FOR UPDATE SKIP LOCKED
+            )
+            DELETE FROM pgqueue_job WHERE id = ANY(ARRAY(SELECT id FROM old))
+            """,
+            [keep, conf.current().IDEMPOTENCY_RETENTION, min(limit, BATCH)],
+        )
+        return int(cursor.rowcount)
+
+
 def prune_older(
     using: str, states: Collection[State], *, older_seconds: float, after: int, dry_run: bool = False
 ) -> tuple[int, int | None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from pgqueue_django import schedules, stats, transitions, wakeups
+from pgqueue_django import conf, schedules, stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
 from pgqueue_django.worker.connections import Grumbler, drop, own_connection
@@ -197,7 +197,10 @@ class Chores(threading.Thread):
             self._execute(_HURRY, [wait, FIRE, wait])
 
     def _prune(self) -> None:
-        if transitions.prune(self._using) == transitions.BATCH:
+        moved = transitions.prune(self._using)
+        if moved < transitions.BATCH and (most := conf.current().MAX_FINISHED) is not None:
+            moved = transitions.prune_beyond(self._using, most)
+        if moved == transitions.BATCH:
             self._execute(_HURRY, [_PRUNE_AGAIN_SECONDS, PRUNE, _PRUNE_AGAIN_SECONDS])
 
     def _roll_up(self) -> None:

@@ -63,3 +63,12 @@ def test_workers_prune_what_is_due_in_batches_and_nothing_else(worker: Worker, m
     worker(queues=["none"])
     wait_for(lambda: Job.objects.count() == 2, 4 * chores._PRUNE_AGAIN_SECONDS + 4 + GRACE)
     assert set(Job.objects.values_list("id", flat=True)) == {kept.id, young.id}
+
+
+def test_workers_keep_no_more_finished_jobs_than_they_are_told(worker: Worker, settings: Any) -> None:
+    settings.PGQUEUE = {"MAX_FINISHED": 5}
+    for _ in range(12):
+        handlers.do_nothing.enqueue()
+    transitions.cancel("default", list(Job.objects.values_list("id", flat=True)))
+    worker(queues=["none"])
+    wait_for(lambda: Job.objects.count() == 5)

@@ -115,3 +115,35 @@ def test_by_age_a_row_that_someone_holds_is_passed_over(second_connection: psyco
     with locked_elsewhere(second_connection, held.pk):
         assert older() == 1
     assert (row(held.pk) is None, row(free.pk) is None) == (False, True)
+
+
+# -- by number -------------------------------------------------------------------------------------------------
+
+
+def test_by_number_those_go_that_would_go_first_and_what_has_not_ended_does_not_count() -> None:
+    jobs = [make_job(state) for state in (*FINISHED, "queued", "running", "scheduled")]
+    for place, job in enumerate(jobs[:4]):
+        move_clock(job.pk, "prune_after", 1000 * (place + 1))
+    assert transitions.prune_beyond(DB, 4) == 0
+    assert transitions.prune_beyond(DB, 3, limit=1) == 1
+    assert row(jobs[0].pk) is None
+    assert transitions.prune_beyond(DB, 1) == 2
+    assert row(jobs[3].pk) is not None
+    assert transitions.prune_beyond(DB, 0) == 1
+    assert Job.objects.count() == 3
+
+
+def test_by_number_those_that_ended_at_one_moment_do_not_all_go() -> None:
+    jobs = [make_job("queued") for _ in range(6)]
+    transitions.cancel(DB, [job.pk for job in jobs])
+    assert transitions.prune_beyond(DB, 4) == 2
+    assert set(Job.objects.values_list("pk", flat=True)) == {job.pk for job in jobs[2:]}
+
+
+def test_by_number_keys_and_what_is_kept_for_ever_stay(settings: Any) -> None:
+    settings.PGQUEUE = {"RETENTION": {"dead": None}}
+    make_job("dead")
+    keyed = make_job("succeeded", idempotency_key="a")
+    assert transitions.prune_beyond(DB, 0) == 0
+    move_clock(keyed.pk, "finished_at", -2 * 86_400)
+    assert transitions.prune_beyond(DB, 0) == 1
