@@ -13,6 +13,7 @@ from typing import Any
 
 from django.db import InterfaceError, OperationalError, connection
 
+from testproject import timetable
 from testproject.customers import Ledger
 
 JOBS_PER_ORDER = 6
@@ -43,7 +44,8 @@ class Account:
     orders: int
     """In the database, acknowledged or not."""
     jobs_expected: int
-    """By what the shop's own tables say was enqueued."""
+    """By what the shop's own tables say was enqueued, and the ticks of the schedules."""
+    ticks: int
     jobs_found: int
     states: dict[str, int]
     retries: int
@@ -110,7 +112,8 @@ def balance(mark: Mark) -> Account:
     )
     return Account(
         orders=orders,
-        jobs_expected=JOBS_PER_ORDER * orders + readers + exports,
+        jobs_expected=JOBS_PER_ORDER * orders + readers + exports + (ticks := timetable.ticks(mark.job)),
+        ticks=ticks,
         jobs_found=found.total(),
         states=dict(found),
         retries=int(failed_attempts) - found["failed"] - found["dead"],

@@ -63,6 +63,8 @@ class Limits:
     BURST_EVERY: float = 9.0
     EXPORT_EVERY: float = 4.0
     KILL_EVERY: float = 6.0
+    PAUSE_EVERY: float = 7.0
+    """The letters are held back for two seconds."""
     GRACE: float = 45.0
     """How long the queue may take to settle at the end."""
 
@@ -82,6 +84,7 @@ class Demo:
         self.logs = CHECKOUT / ".demo" / str(limits.PORT)
         self.ledger = Ledger()
         self.killed = 0
+        self.paused = 0
         self.began = time.monotonic()
         self.problems: list[str] = []
         self._screen = Screen()
@@ -94,6 +97,7 @@ class Demo:
 
         Raises CannotRun.
         """
+        from testproject import timetable
         from testproject.books import Mark, balance, problems
 
         limits = self.limits
@@ -121,6 +125,8 @@ class Demo:
             if seconds and not self.closing.is_set():
                 self._settle(mark, [outside, web])
             self.problems += problems(mark, self.ledger)
+            if seconds and seconds > 2 * 5:
+                self.problems += timetable.problems()
             self._stop_workers()
             seen = json.loads(_get(f"{outside_url}/summary"))
             for child in (web, outside):
@@ -182,6 +188,8 @@ class Demo:
 
     def _trade(self, mark: Mark, password: str, seconds: float | None, needed: list[Child]) -> None:
         """Let the crowd in, kill workers, hold the crowd back when the queue is long; at the end send it home."""
+        from testproject import timetable
+
         limits = self.limits
         self.began = time.monotonic()
         open_, closed = threading.Event(), threading.Event()
@@ -194,7 +202,8 @@ class Demo:
             people.append(crowd.clerk(password, action="campaigns", every=limits.BURST_EVERY, recipients=limits.BURST))
         if limits.EXPORT_EVERY:
             people.append(crowd.clerk(password, action="exports", every=limits.EXPORT_EVERY))
-        next_kill = self.began + limits.KILL_EVERY
+        next_kill, next_pause = self.began + limits.KILL_EVERY, self.began + limits.PAUSE_EVERY
+        timetable.open_()
         try:
             for counts in self._watch(mark, needed):
                 if seconds and time.monotonic() > self.began + seconds:
@@ -206,7 +215,12 @@ class Demo:
                     open_.set()
                 if self._workers and limits.KILL_EVERY and time.monotonic() > next_kill and self._kill_a_busy_worker():
                     next_kill = time.monotonic() + limits.KILL_EVERY
+                if limits.PAUSE_EVERY and time.monotonic() > next_pause:
+                    timetable.pause()
+                    self.paused += 1
+                    next_pause = time.monotonic() + limits.PAUSE_EVERY
         finally:
+            timetable.close()
             closed.set()
             for person in people:
                 person.join()  # every request that is on its way is answered, and so in the ledger
@@ -296,6 +310,8 @@ class Demo:
         table = [
             ("orders", f"{len(self.ledger.orders)} acknowledged, {account.orders} committed"),
             ("newsletters, exports", f"{len(self.ledger.campaigns)}, {len(self.ledger.exports)} acknowledged"),
+            ("ticks of schedules", str(account.ticks)),
+            ("pauses of a queue", str(self.paused)),
             ("jobs", f"{account.jobs_expected} expected, {account.jobs_found} found"),
             *((f"  {state}", str(account.states.get(state, 0))) for state in STATES),
             ("retries", str(account.retries)),
