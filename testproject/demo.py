@@ -125,7 +125,7 @@ class Demo:
             if seconds and not self.closing.is_set():
                 self._settle(mark, [outside, web])
             self.problems += problems(mark, self.ledger)
-            if seconds and seconds > 2 * 5:
+            if seconds and seconds > timetable.LONGEST_SECONDS:
                 self.problems += timetable.problems()
             self._stop_workers()
             seen = json.loads(_get(f"{outside_url}/summary"))

@@ -1,4 +1,4 @@
-"""What the demo plans: two schedules, as a person would make them in the admin, and a queue that is paused now and then."""
+"""What the demo plans: two schedules, as a person would make them in the admin, and a queue that is paused at times."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ SCHEDULES = {
     "demo: stock": ("testproject.shop.tasks.count_stock", "* * * * * */3"),
     "demo: takings": ("testproject.shop.tasks.mail_takings", "* * * * * */5"),
 }
+LONGEST_SECONDS = 10
+"""After so long each of them has fired."""
 PAUSED = "mail"
 PAUSE = timedelta(seconds=2)
 
@@ -48,6 +50,5 @@ def ticks(after: int) -> int:
 def problems() -> list[str]:
     """What is wrong with them, if they were open for some seconds."""
     rows = Schedule.objects.filter(name__in=SCHEDULES)
-    return [
-        f"schedule {row.name}: {row.error or 'never fired'}" for row in rows if row.error or row.last_job_id is None
-    ]
+    broken = [row for row in rows if row.error or row.last_job_id is None]
+    return [f"schedule {row.name}: {row.error or 'never fired'}" for row in broken]

@@ -73,6 +73,7 @@ def test_no_order_loses_a_job_while_workers_are_killed(tmp_path: Path, free_port
     assert states["scheduled"] == books["orders"], "one review of each order is to be asked for in three days"
     assert not states.keys() & {"queued", "running", "cancelled"}, "all that was due has ended"
     assert books["workers_killed"] > 0
+    assert books["ticks"] > 0
     assert 0 < books["leases_expired"] == books["recovered"]
     assert books["pickup_ms_p50"] <= books["pickup_ms_p95"]
 
