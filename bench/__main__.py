@@ -8,7 +8,10 @@ import sys
 from bench.lab import ROOT
 
 # The longest last, so that an interrupted run has most of the page.
-ALL = ["drain", "limit", "latency", "enqueue", "memory", "crash", "restart", "growth", "modes", "peers"]
+ALL = [
+    *("drain", "limit", "latency", "enqueue", "memory", "crash", "restart", "snapshot", "prune", "growth", "modes"),
+    "peers",
+]
 
 
 def main() -> int:

@@ -37,7 +37,11 @@ _FINISHED = (
     "state, attempts, fencing_token, worker_id, result, enqueued_at, run_after, started_at, finished_at, prune_after",
     "'succeeded', 1, 1, 'bench', 'null', moment, moment, moment, moment, moment + interval '7 days'",
 )
-_SCHEDULED = ("state, run_after", "'scheduled', now() + interval '90 days' + number * interval '1 second'")
+_FILLINGS = {
+    "finished": _FINISHED,
+    "due": (_FINISHED[0], _FINISHED[1].replace("+ interval '7 days'", "- interval '1 day'")),  # to be pruned
+    "scheduled": ("state, run_after", "'scheduled', now() + interval '90 days' + number * interval '1 second'"),
+}
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
@@ -55,14 +59,19 @@ def fill(lab: laboratory.Lab, state: str, rows: int, *, small: bool) -> float:
     for number, order in enumerate(orders.variants()):
         args = "[{}]" if small else f"[{orders.text(order)}]"
         lab.run("INSERT INTO bench_variant VALUES (%s, %s::json)", [number, args])
-    if state in ("finished", "scheduled"):
-        columns, values = _FINISHED if state == "finished" else _SCHEDULED
-        values = values.replace("moment", "(now() - number * interval '1 millisecond')")
-        query = _ROWS.format(columns=columns, values=values, variants=orders.VARIANTS)
-        for start in range(0, rows, 500_000):
-            lab.run(query, [min(500_000, rows - start)])
+    insert(lab, state, rows)
     lab.tidy()
     return time.monotonic() - began
+
+
+def insert(lab: laboratory.Lab, state: str, rows: int) -> None:
+    if state not in _FILLINGS:
+        return
+    columns, values = _FILLINGS[state]
+    values = values.replace("moment", "(now() - number * interval '1 millisecond')")
+    query = _ROWS.format(columns=columns, values=values, variants=orders.VARIANTS)
+    for start in range(0, rows, 500_000):
+        lab.run(query, [min(500_000, rows - start)])
 
 
 def main() -> int:

@@ -19,7 +19,10 @@ from bench.record import RESULTS, spread
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 
-ORDER = ["drain", "limit", "peers", "latency", "enqueue", "growth", "modes", "memory", "crash", "restart"]
+ORDER = [
+    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "modes", "memory", "crash"),
+    "restart",
+]
 TITLES = {
     "drain": "Draining a backlog",
     "limit": "What PostgreSQL can do without Python",
@@ -27,6 +30,8 @@ TITLES = {
     "latency": "Picking up a job",
     "enqueue": "Enqueueing",
     "growth": "Full tables and long transactions",
+    "prune": "Pruning beside work",
+    "snapshot": "Reading the whole queue",
     "modes": "Why SKIP LOCKED",
     "memory": "Memory and connections",
     "crash": "Workers that are killed",
@@ -297,6 +302,24 @@ def growth(result: Result, page: Page) -> None:
     page.say(f"{result.document['parameters']['rows']:,} rows in the way.", "", *table(heads, rows))
 
 
+def prune(result: Result, page: Page) -> None:
+    rows = []
+    for state in result.settings("state"):
+        figures = result.figures(state=state)
+        names = ("claim_ms_p50", "claim_ms_p99", "pruned")
+        rows.append([state, spread(figures.get("rate")), *figure_row(figures, *names)])
+    heads = ["finished jobs", "jobs/s", "claim p50, ms", "claim p99, ms", "rows pruned"]
+    page.say(f"{result.document['parameters']['rows']:,} finished jobs.", "", *table(heads, rows))
+
+
+def snapshot(result: Result, page: Page) -> None:
+    rows = []
+    for size in result.settings("finished"):
+        figures = result.figures(finished=size)
+        rows.append([f"{size:,}", *figure_row(figures, "ms_p50", "ms_p99", "buffers")])
+    page.say(*table(["finished jobs", "p50, ms", "p99, ms", "pages looked at"], rows))
+
+
 def modes(result: Result, page: Page) -> None:
     counts = result.settings("workers")
     for claims in result.settings("claims"):
@@ -347,6 +370,8 @@ SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "latency": latency,
     "enqueue": enqueue,
     "growth": growth,
+    "prune": prune,
+    "snapshot": snapshot,
     "modes": modes,
     "memory": memory,
     "crash": crash,
