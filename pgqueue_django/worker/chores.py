@@ -25,7 +25,7 @@ REAP, PROMOTE, FIRE, PRUNE, ROLL_UP = "reap", "promote", "fire", "prune", "roll_
 _CHORES = [REAP, PROMOTE, FIRE, PRUNE, ROLL_UP]
 _ROLL_UP_SECONDS = 60.0
 _PRUNE_SECONDS = 60.0
-# Between two batches while there is more to prune: 4,000 rows a second, 300 million a day; nobody waits for any of them.
+# Between two batches while there is more to prune: 4,000 rows a second; nobody waits for any of them.
 _PRUNE_AGAIN_SECONDS = 0.25
 _KEEP_SECONDS = 60.0  # between two times that a worker says which schedules its code has
 _STAT_SECONDS = 3600.0  # statistics are kept by minute and worker so long; a reading adds up every row that is left
