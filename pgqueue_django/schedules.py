@@ -119,15 +119,19 @@ _DECLARE = """
 """
 
 
-def declare(using: str, names: Collection[str] | None = None) -> None:
+def declare(using: str, names: Collection[str] | None = None) -> bool:
     """Write the schedules of this process's code into the table, or those of these names: once, at its start.
 
-    A line that has changed begins anew from now; one that has not keeps its next tick.
+    A line that has changed begins anew from now; one that has not keeps its next tick. False: somebody holds a row of
+    theirs; it was passed over.
     """
     now = _now(using)
-    wanted = [one for one in _declared.values() if names is None or one.name in names]
-    with connections[using].cursor() as cursor:
-        for one in sorted(wanted, key=lambda declared: declared.name):
+    wanted = sorted(set(_declared) if names is None else set(names) & set(_declared))
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        rows = Schedule.objects.using(using).filter(name__in=wanted).order_by("name")
+        free = set(rows.select_for_update(skip_locked=True).values_list("name", flat=True))
+        held = set(rows.values_list("name", flat=True)) - free
+        for one in (_declared[name] for name in wanted if name not in held):
             cursor.execute(
                 _DECLARE,
                 [
@@ -142,23 +146,26 @@ def declare(using: str, names: Collection[str] | None = None) -> None:
                     one.name,
                     extra=logs.event("schedule.failing", schedule=one.name),
                 )
+    return not held
 
 
 def keep(using: str) -> None:
     """Each minute: say that these are still in the code, and retire those of which nobody has said so for long."""
     rows = Schedule.objects.using(using).filter(is_code=True)
     mine = rows.filter(name__in=list(_declared))
-    for row in mine.filter(retired_at=None):
-        if _is_ours(row):
-            Schedule.objects.using(using).filter(pk=row.pk).update(declared_at=Now())
+    # Passing over what somebody holds: it must keep no other from firing.
+    with transaction.atomic(using=using):
+        kept = [row.pk for row in mine.filter(retired_at=None).select_for_update(skip_locked=True) if _is_ours(row)]
+        rows.filter(pk__in=kept).update(declared_at=Now())
     # Those of another version are that version's to keep. When its workers are gone, or have retired one while this
     # one could not say anything, nobody else would ever fire it.
     abandoned = mine.filter(declared_at__lt=Now() - timedelta(seconds=ABANDONED_SECONDS))
     if names := set(abandoned.values_list("name", flat=True)):
         declare(using, names)
     gone = rows.filter(retired_at=None, declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS))
-    for row in gone.exclude(name__in=list(_declared)):
-        if Schedule.objects.using(using).filter(pk=row.pk, retired_at=None).update(retired_at=Now(), next_at=None):
+    with transaction.atomic(using=using):
+        for row in gone.exclude(name__in=list(_declared)).select_for_update(skip_locked=True):
+            rows.filter(pk=row.pk).update(retired_at=Now(), next_at=None)
             logger.warning(
                 "schedule %s is in no worker's code any more: retired",
                 row.name,
