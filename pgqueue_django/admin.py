@@ -2,7 +2,8 @@
 
 It writes nothing but by the verbs of ``transitions``, and each action has a permission of its own, asked for in
 the view and not only in the template. Arguments, results and what errors said are for people with
-``view_job_payload``; for all others they never reach a template. No page counts or scans the table: a listing
+``view_job_payload``; for all others they never reach a template. Those of a schedule
+are also for people who may change it. No page counts or scans the table: a listing
 is a walk of at most ``LISTED`` rows along one index, and what is asked of those rows.
 
 ``JobAdminMixin`` has all of it without a base class, for admins with another one::
@@ -13,6 +14,7 @@ is a walk of at most ``LISTED`` rows along one index, and what is asked of those
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import django
 from django import forms
+from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -39,18 +42,18 @@ from django.utils.dateparse import parse_datetime
 from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import is_aware, localtime
+from django.utils.timezone import is_aware, localtime, make_aware
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from . import queues, schedules, transitions
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
-from .models import Job, Queue, Schedule, Worker
+from .models import MOMENTS, Job, Queue, Schedule, Worker
 from .payload import storable_text
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
-from .tasks import resolve
+from .tasks import QUEUE_NAME, resolve
 
 LISTED = 10_000
 """Jobs that a listing looks at, and that one action moves, at the most."""
@@ -182,11 +185,12 @@ if TYPE_CHECKING:
     _WorkerAdmin = admin.ModelAdmin[Worker]
     _QueueAdmin = admin.ModelAdmin[Queue]
     _ScheduleAdmin = admin.ModelAdmin[Schedule]
+    _QueueForm = forms.ModelForm[Queue]
     _ScheduleForm = forms.ModelForm[Schedule]
 else:
     _JobAdmin = object
     _WorkerAdmin = _QueueAdmin = _ScheduleAdmin = admin.ModelAdmin
-    _ScheduleForm = forms.ModelForm
+    _QueueForm = _ScheduleForm = forms.ModelForm
 
 
 class JobAdminMixin(_JobAdmin):
@@ -640,10 +644,27 @@ class _WhereJobsAre:
         return super().get_queryset(request).using(router.db_for_write(self.model))  # type: ignore[misc,no-any-return]
 
 
+class QueueForm(_QueueForm):
+    """What a person writes of a pause, checked as ``pgqueue_pause`` would."""
+
+    def clean_name(self) -> str:
+        name: str = self.cleaned_data["name"]
+        if not QUEUE_NAME.fullmatch(name):
+            raise ValidationError(gettext("Give 1 to 63 characters A-Za-z0-9_.-"))
+        return name
+
+    def clean_resume_at(self) -> datetime | None:
+        moment: datetime | None = self.cleaned_data["resume_at"]
+        if moment is not None and moment.year >= MOMENTS[1].year:
+            raise ValidationError(gettext("Give a year before %(year)s.") % {"year": MOMENTS[1].year})
+        return moment
+
+
 @admin.register(Queue)
 class QueueAdmin(_WhereJobsAre, _QueueAdmin):
     """The queues that are or were paused. Adding one pauses it."""
 
+    form = QueueForm
     list_display = ("name", "paused", "reason", "actor", "resume_at")
     fields = ("name", "reason", "resume_at")
     actions = ("resume_queues",)
@@ -692,6 +713,10 @@ class ScheduleForm(_ScheduleForm):
     def _check_call(path: str, args: Any, kwargs: Any) -> None:
         if not isinstance(args, list) or not isinstance(kwargs, dict):
             raise ValidationError(gettext("Arguments are a JSON array, keywords a JSON object."))
+        module = path.rpartition(".")[0]
+        if module not in sys.modules and apps.get_containing_app_config(module) is None:
+            # What is imported runs, and this is a web process: not whatever somebody has written into a form.
+            raise ValidationError({"task": gettext("%(path)s is in no installed app.") % {"path": path}})
         try:
             resolve(path).call(*args, **kwargs)
         except TaskNotFound as error:
@@ -718,6 +743,15 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error")
     _of_the_code = ("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap")
 
+    def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
+        # As for jobs: any other one in the URL would guess at what payloads hold.
+        return lookup.removesuffix("__exact") in self.list_filter
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        may_read = self.has_change_permission(request, obj) or request.user.has_perm("pgqueue_django.view_job_payload")
+        hidden = () if may_read or obj is None else ("args", "kwargs")
+        return tuple(name for name in self.fields if name not in hidden)
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return (*self._shown, *self._of_the_code) if obj is not None and obj.is_code else self._shown
 
@@ -729,16 +763,23 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     def next_ticks(self, schedule: Schedule) -> str:
         if schedule.next_at is None:
             return "-"
+        first = schedule.next_at if is_aware(schedule.next_at) else make_aware(schedule.next_at)
         try:
-            later = Line(schedule.line, schedule.zone).ticks(schedule.next_at, 4)
+            later = Line(schedule.line, schedule.zone).ticks(first, 4)
         except InvalidSchedule:
             return "-"
-        return ", ".join(date_format(localtime(one), "Y-m-d H:i:s") for one in [schedule.next_at, *later])
+        return ", ".join(date_format(localtime(one), "Y-m-d H:i:s") for one in [first, *later])
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
-        if not change or {"line", "zone", "is_enabled"} & set(form.changed_data):
+        changed = list(form.changed_data)
+        if not change or {"line", "zone", "is_enabled"} & set(changed):
             schedules.plan(router.db_for_write(Schedule), obj)
-        super().save_model(request, obj, form, change)
+            changed += ["next_at", "error"]
+        if change:
+            # Nothing else: a worker may just have fired a tick of it, or have declared it anew.
+            obj.save(update_fields=changed)
+        else:
+            super().save_model(request, obj, form, change)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # What the code declares would be back with the next worker: switch it off.

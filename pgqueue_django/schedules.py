@@ -5,22 +5,24 @@ tick, and the row moves on to the next tick. Whoever comes second finds the row 
 were to fail, the key is taken. All moments are the database's; only what comes after what is computed here.
 
 A tick that has come is *due*; it is *missed* only when a later one is due, too. A schedule that cannot fire says why
-in its row and keeps nobody else from firing.
+in its row and keeps nobody else from firing. What the code of one version declares another version never fires: it may
+have another line, and its function may take other arguments.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db.models import Q
 from django.db.models.functions import Now
 
-from . import conf, logs
+from . import conf, logs, payload
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import Job, Schedule
@@ -36,6 +38,8 @@ BATCH = 100
 """Schedules that one call fires."""
 RETIRE_SECONDS = 600.0
 """A schedule from code that no worker has declared for so long is retired. Workers declare theirs each minute."""
+ABANDONED_SECONDS = 180.0
+"""One of another version of which nobody has said so for so long is for those who have one of its name."""
 
 _declared: dict[str, _Declared] = {}
 
@@ -45,8 +49,8 @@ class _Declared:
     name: str
     task: str
     line: Line
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: str  # JSON text
+    kwargs: str  # JSON text
     missed: Schedule.Missed
     overlap: Schedule.Overlap
 
@@ -79,14 +83,14 @@ def periodic(
             raise InvalidSchedule(f"{called[:120]!r}: a schedule's name has 1 to 100 characters; give one with name=.")
         if missed not in Schedule.Missed.values or overlap not in Schedule.Overlap.values:
             raise InvalidSchedule(f"{called}: missed is none or one, overlap is allow or skip.")
-        if task.signature is not None:
-            task.signature.encode(tuple(args), dict(kwargs or {}), limit=conf.current().MAX_PAYLOAD_BYTES)
+        encode = payload.untyped if task.signature is None else task.signature.encode
+        args_json, kwargs_json = encode(tuple(args), dict(kwargs or {}), limit=conf.current().MAX_PAYLOAD_BYTES)
         made = _Declared(
             called,
             task.path,
             Line(line, tz or conf.time_zone()),
-            tuple(args),
-            dict(kwargs or {}),
+            args_json,
+            kwargs_json,
             Schedule.Missed(missed),
             Schedule.Overlap(overlap),
         )
@@ -108,25 +112,31 @@ _DECLARE = """
         declared_at = statement_timestamp(), retired_at = NULL,
         next_at = CASE WHEN (old.line, old.zone) = (excluded.line, excluded.zone) AND old.retired_at IS NULL
                        AND old.next_at IS NOT NULL THEN old.next_at ELSE excluded.next_at END,
-        error = CASE WHEN (old.task, old.line, old.zone) = (excluded.task, excluded.line, excluded.zone)
+        error = CASE WHEN (old.task, old.line, old.zone, old.args::text, old.kwargs::text)
+                          = (excluded.task, excluded.line, excluded.zone, excluded.args::text, excluded.kwargs::text)
                      THEN old.error ELSE '' END
     WHERE old.is_code
 """
 
 
-def declare(using: str) -> None:
-    """Write the schedules of this process's code into the table: once, at its start.
+def declare(using: str, names: Collection[str] | None = None) -> bool:
+    """Write the schedules of this process's code into the table, or those of these names: once, at its start.
 
-    A line that has changed begins anew from now; one that has not keeps its next tick.
+    A line that has changed begins anew from now; one that has not keeps its next tick. False: somebody holds a row of
+    theirs; it was passed over.
     """
     now = _now(using)
-    with connections[using].cursor() as cursor:
-        for one in sorted(_declared.values(), key=lambda declared: declared.name):
+    wanted = sorted(set(_declared) if names is None else set(names) & set(_declared))
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        rows = Schedule.objects.using(using).filter(name__in=wanted).order_by("name")
+        free = set(rows.select_for_update(skip_locked=True).values_list("name", flat=True))
+        held = set(rows.values_list("name", flat=True)) - free
+        for one in (_declared[name] for name in wanted if name not in held):
             cursor.execute(
                 _DECLARE,
                 [
                     *(one.name, one.task, one.line.text, one.line.zone),
-                    *(json.dumps(one.args), json.dumps(one.kwargs), str(one.missed), str(one.overlap)),
+                    *(one.args, one.kwargs, str(one.missed), str(one.overlap)),
                     one.line.next_after(now),
                 ],
             )
@@ -136,19 +146,26 @@ def declare(using: str) -> None:
                     one.name,
                     extra=logs.event("schedule.failing", schedule=one.name),
                 )
+    return not held
 
 
 def keep(using: str) -> None:
     """Each minute: say that these are still in the code, and retire those of which nobody has said so for long."""
-    names = [one.name for one in _declared.values()]
-    rows = Schedule.objects.using(using).filter(is_code=True, retired_at=None)
-    # Those of another version are that version's to keep.
-    for row in rows.filter(name__in=names):
-        if _is_ours(row):
-            Schedule.objects.using(using).filter(pk=row.pk).update(declared_at=Now())
-    gone = rows.filter(declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS)).exclude(name__in=names)
-    for row in gone:
-        if Schedule.objects.using(using).filter(pk=row.pk, retired_at=None).update(retired_at=Now(), next_at=None):
+    rows = Schedule.objects.using(using).filter(is_code=True)
+    mine = rows.filter(name__in=list(_declared))
+    # Passing over what somebody holds: it must keep no other from firing.
+    with transaction.atomic(using=using):
+        kept = [row.pk for row in mine.filter(retired_at=None).select_for_update(skip_locked=True) if _is_ours(row)]
+        rows.filter(pk__in=kept).update(declared_at=Now())
+    # Those of another version are that version's to keep. When its workers are gone, or have retired one while this
+    # one could not say anything, nobody else would ever fire it.
+    abandoned = mine.filter(declared_at__lt=Now() - timedelta(seconds=ABANDONED_SECONDS))
+    if names := set(abandoned.values_list("name", flat=True)):
+        declare(using, names)
+    gone = rows.filter(retired_at=None, declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS))
+    with transaction.atomic(using=using):
+        for row in gone.exclude(name__in=list(_declared)).select_for_update(skip_locked=True):
+            rows.filter(pk=row.pk).update(retired_at=Now(), next_at=None)
             logger.warning(
                 "schedule %s is in no worker's code any more: retired",
                 row.name,
@@ -158,7 +175,11 @@ def keep(using: str) -> None:
 
 def _is_ours(row: Schedule) -> bool:
     mine = _declared.get(row.name)
-    return mine is not None and (mine.task, mine.line.text, mine.line.zone) == (row.task, row.line, row.zone)
+    return (
+        mine is not None
+        and (mine.task, mine.line.text, mine.line.zone) == (row.task, row.line, row.zone)
+        and (json.loads(mine.args), json.loads(mine.kwargs)) == (row.args, row.kwargs)
+    )
 
 
 class Fired(NamedTuple):
@@ -168,22 +189,26 @@ class Fired(NamedTuple):
 
 def fire(using: str, *, limit: int = BATCH) -> Fired:
     """Enqueue a job for each tick that is due, each schedule in a transaction of its own."""
-    ids = list(Schedule.objects.using(using).due().values_list("id", flat=True)[:limit])
+    # Hundreds of another version's that are due must not keep ours from being looked at.
+    rows = Schedule.objects.using(using).due().filter(Q(is_code=False) | Q(name__in=list(_declared)))
+    ids = list(rows.values_list("id", flat=True)[:limit])
     jobs = 0
     for id in ids:
         try:
             with transaction.atomic(using=using):
                 jobs += _fire_one(using, id)
-        except (DatabaseError, InterfaceError) as error:
+        except Exception as error:  # whatever it is: the others are due, too
             if connections[using].connection is None or connections[using].connection.closed:
                 raise
-            _say(using, id, str(error).strip().splitlines()[0])
+            text = str(error).strip().partition("\n")[0]
+            is_said = isinstance(error, DatabaseError | InterfaceError) and text
+            _say(using, id, text if is_said else f"{type(error).__name__}: {text}")
     return Fired(jobs, more=len(ids) == limit and jobs > 0)
 
 
 def _fire_one(using: str, id: int) -> int:
     row = Schedule.objects.using(using).due().select_for_update(skip_locked=True).filter(pk=id).first()
-    if row is None or row.next_at is None:
+    if row is None:
         return 0  # somebody else has fired it, or has it
     if row.is_code and not _is_ours(row):
         return 0  # another version's, or removed from this one
@@ -193,8 +218,8 @@ def _fire_one(using: str, id: int) -> int:
         # Nobody can read it. Mending it is a person's part, and enabling it again.
         _say(using, id, str(error), is_enabled=False)
         return 0
-    now = _now(using)
-    ticks, following = due_ticks(line, row.next_at, now, row.missed)
+    tick, now = _moments(using, id)
+    ticks, following = due_ticks(line, tick, now, row.missed)
     if row.skip_next:
         ticks = ticks[1:]
     if row.overlap == Schedule.Overlap.SKIP:
@@ -230,11 +255,14 @@ def due_ticks(line: Line, tick: datetime, now: datetime, missed: str) -> tuple[l
 
 
 def _newest_two(line: Line, first: datetime, now: datetime) -> tuple[datetime, datetime]:
-    """The last two ticks up to ``now``, where at least two are. Looked for from behind: there may be a million."""
+    """The last two ticks up to ``now``, where at least two are. Looked for from behind: there may be a million.
+
+    ``first`` is one of them in any case: by the rules for clocks of today it may be none any more.
+    """
     reach = timedelta(seconds=1)
     while True:
-        begin = max(first - timedelta(seconds=1), now - reach)
-        found: list[datetime] = []
+        begin = max(first, now - reach)
+        found = [first] if begin == first else []
         at = line.next_after(begin)
         while at is not None and at <= now:
             found = [*found[-1:], at]
@@ -284,6 +312,18 @@ def _say(using: str, id: int, error: str, **changes: Any) -> None:
     if Schedule.objects.using(using).filter(pk=id).exclude(error=error).update(error=error, **changes):
         name = Schedule.objects.using(using).values_list("name", flat=True).get(pk=id)
         logger.error("schedule %s does not fire: %s", name, error, extra=logs.event("schedule.failing", schedule=name))
+
+
+def _moments(using: str, id: int) -> tuple[datetime, datetime]:
+    """Its next tick, and now. Without USE_TZ Django's moments know no zone: one hour a year comes twice."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            "SELECT EXTRACT(EPOCH FROM next_at)::float8, EXTRACT(EPOCH FROM statement_timestamp())::float8 "
+            "FROM pgqueue_schedule WHERE id = %s",
+            [id],
+        )
+        tick, now = cursor.fetchone()
+        return datetime.fromtimestamp(tick, UTC), datetime.fromtimestamp(now, UTC)
 
 
 def _now(using: str) -> datetime:

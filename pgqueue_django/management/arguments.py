@@ -102,6 +102,7 @@ def seconds(least: float) -> Callable[[str], float]:
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY, "w": 7 * DAY}
+_MOST_DAYS = 36_500  # more is a moment that Python cannot hold, and would stop every reading of its table
 
 
 def age(text: str) -> float:
@@ -109,7 +110,9 @@ def age(text: str) -> float:
     found = re.fullmatch(r"(\d{1,9})([smhdw])", text.strip())
     if found is None:
         raise ArgumentTypeError(f"{text!r} is no age: give 30s, 90m, 36h, 14d or 2w")
-    return float(int(found[1]) * _UNITS[found[2]])
+    if (value := float(int(found[1]) * _UNITS[found[2]])) > _MOST_DAYS * DAY:
+        raise ArgumentTypeError(f"{text!r} is too long: give at most {_MOST_DAYS}d")
+    return value
 
 
 def address(text: str) -> tuple[str, int]:

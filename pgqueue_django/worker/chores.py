@@ -181,8 +181,7 @@ class Chores(threading.Thread):
     def _declare(self) -> None:
         """The schedules of this process's code: written once, and kept alive."""
         if not self._has_declared:
-            schedules.declare(self._using)
-            self._has_declared = True
+            self._has_declared = schedules.declare(self._using)
         if time.monotonic() >= self._keep_at:
             schedules.keep(self._using)
             self._keep_at = time.monotonic() + _KEEP_SECONDS

@@ -96,7 +96,28 @@ def _own(using: str, role: str, silence: float, reads_much: bool) -> BaseDatabas
     # Under DEBUG Django keeps the last 9,000 statements of a connection, until a request ends; ours never ends.
     wrapper.queries_log = deque(maxlen=0)
     _begin_with(wrapper, _SESSION + (_READ_MUCH if reads_much else ""))
+    connect = wrapper.connect
+
+    def connect_and_say() -> None:
+        wrapper.is_connecting = True  # type: ignore[attr-defined]
+        try:
+            connect()
+        finally:
+            wrapper.is_connecting = False  # type: ignore[attr-defined]
+
+    wrapper.connect = connect_and_say  # type: ignore[method-assign]
     return wrapper
+
+
+def waits_for_server(wrapper: BaseDatabaseWrapper) -> bool:
+    """From any thread: whether one of our own connections is being made, or waits for the answer to a statement.
+
+    To connect takes ``connect_timeout`` for each address of each host, and as long as the name servers take.
+    """
+    if getattr(wrapper, "is_connecting", False):
+        return True
+    connection = wrapper.connection
+    return connection is not None and connection.info.transaction_status == pq.TransactionStatus.ACTIVE
 
 
 def _begin_with(wrapper: BaseDatabaseWrapper, statements: str) -> None:

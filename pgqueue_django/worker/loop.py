@@ -26,7 +26,6 @@ from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from psycopg import pq
 
 from pgqueue_django import conf, logs, payload, queues, stats, transitions, wakeups
 from pgqueue_django.exceptions import JobCancelled, JobTimeout, LeaseLost, TaskNotFound
@@ -47,6 +46,7 @@ from pgqueue_django.worker.connections import (
     is_undefined,
     may_pass,
     own_connection,
+    waits_for_server,
 )
 from pgqueue_django.worker.executor import Attempt, lease_clock
 from pgqueue_django.worker.heartbeat import Heartbeat
@@ -308,8 +308,7 @@ class Loop:
         busy_since = self._busy_since
         if busy_since is None or time.monotonic() < busy_since + LIVE_SECONDS:
             return False
-        connection = self._wrapper.connection if self._wrapper is not None else None
-        return connection is None or connection.info.transaction_status != pq.TransactionStatus.ACTIVE
+        return self._wrapper is None or not waits_for_server(self._wrapper)
 
     def _take_events(self) -> None:
         try:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError
@@ -32,7 +33,7 @@ class Terminal(logging.StreamHandler[Any]):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "event", "") == "job.succeeded":
             return
-        self.stream.write(_CLEAR)
+        self._write(_CLEAR)
         super().emit(record)
         self._write(self._line)
 
@@ -45,8 +46,10 @@ class Terminal(logging.StreamHandler[Any]):
             self.release()
 
     def _write(self, text: str) -> None:
-        self.stream.write(text)
-        self.flush()
+        # The terminal may be gone; whoever logs must not hear of it.
+        with suppress(OSError, ValueError):
+            self.stream.write(text)
+            self.flush()
 
 
 class Progress(threading.Thread):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from django.db import connection, connections
 from psycopg.conninfo import make_conninfo
+from verbs import rows
 from verbs.rows import make_job, wait_for
 
 from pgqueue_django.management.commands import pgqueue_check
@@ -70,6 +72,25 @@ def test_workers_that_are_not_there_are_missed(register: Register) -> None:
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pgqueue_worker SET heartbeat_at = now() - interval '31 s'")
     assert found("--worker", "web-1")[0] == 1
+
+
+def test_a_role_that_sees_no_other_sessions_counts_them_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def free() -> int:
+        (text,) = found()[1]["ok connections"]
+        return int(text.split()[0])
+
+    there = connections.settings["default"]
+    with connection.cursor() as cursor, contextlib.ExitStack() as open_ones:
+        cursor.execute("CREATE ROLE plain_of_check")
+        try:
+            for _ in range(20):
+                open_ones.enter_context(rows.connect())
+            before = free()
+            options = {**there["OPTIONS"], "options": "-c role=plain_of_check"}
+            monkeypatch.setitem(connections.settings, "default", {**there, "OPTIONS": options})
+            assert abs(free() - before) < 10
+        finally:
+            cursor.execute("DROP ROLE plain_of_check")
 
 
 def test_ready_jobs_that_no_worker_takes_are_a_warning(register: Register) -> None:

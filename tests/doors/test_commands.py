@@ -279,6 +279,15 @@ def test_pause_and_resume_say_what_they_did() -> None:
     assert Answer("pgqueue_pause", "no such queue").code == 2
 
 
+def test_a_length_that_no_moment_can_hold_is_refused() -> None:
+    """A row with such a one stops every reading of its table."""
+    for length in ("36501d", "99999999d", "999999999w"):
+        assert Answer("pgqueue_pause", "mail", "--for", length).code != 0
+        assert Answer("pgqueue_prune", "--older-than", length).code != 0
+    assert not Queue.objects.exists()
+    assert Answer("pgqueue_prune", "--older-than", "36500d").code == 0
+
+
 def test_status_shows_what_is_paused_and_what_comes_next() -> None:
     make_job("queued", queue_name="mail")
     Answer("pgqueue_pause", "mail")

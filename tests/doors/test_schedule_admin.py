@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.db.models.signals import pre_save
 from django.test import Client
 
 from pgqueue_django import queues
@@ -106,6 +108,54 @@ def test_the_actions_do_what_they_say_and_log_who_did_it(browser: Browser) -> No
     assert LogEntry.objects.count() == 4
 
 
+def test_arguments_are_shown_to_who_may_change_them_or_see_payloads(browser: Browser) -> None:
+    row = make(args=["s3cret"])
+    for rights, sees in ((VIEW, False), (CHANGE, True), ((*VIEW, "view_job_payload"), True)):
+        page = browser(*rights).get(f"{URL}{row.pk}/change/").content.decode()
+        assert ("s3cret" in page) == sees
+
+
+@pytest.mark.parametrize("lookup", ["args__icontains=7", "args=1", "kwargs__a=1", "args__0=7", "error__contains=x"])
+def test_no_lookup_guesses_at_arguments(browser: Browser, lookup: str) -> None:
+    make()
+    client = browser(*VIEW)
+    assert client.get(f"{URL}?{lookup}").status_code == 400
+    assert client.get(f"{URL}?is_code__exact=0&is_enabled__exact=1").status_code == 200
+
+
+def test_a_module_of_no_app_is_not_imported_to_look_for_a_task(browser: Browser) -> None:
+    sys.modules.pop("this", None)
+    answer = browser("view_schedule", "add_schedule").post(URL + "add/", form(task="this.zen"))
+    assert "is in no installed app" in answer.content.decode()
+    assert "this" not in sys.modules
+
+
+def test_a_person_writes_only_what_was_changed(browser: Browser) -> None:
+    """A worker may have fired a tick since the page was read, or declared another line."""
+    row = make()
+
+    def work(**_: Any) -> None:
+        Schedule.objects.update(last_job_id=5, next_at=datetime(2031, 1, 1, tzinfo=UTC))
+
+    pre_save.connect(work, sender=Schedule)
+    try:
+        browser(*CHANGE).post(f"{URL}{row.pk}/change/", form(name="nightly", missed="none"))
+    finally:
+        pre_save.disconnect(work, sender=Schedule)
+    saved = Schedule.objects.get()
+    assert (saved.missed, saved.last_job_id) == ("none", 5)
+    assert saved.next_at == datetime(2031, 1, 1, tzinfo=UTC)
+
+
+def test_without_time_zones_the_next_ticks_are_shown(browser: Browser, settings: Any) -> None:
+    row = make()
+    settings.USE_TZ = False
+    try:
+        assert "2030-01-05 03:00:00" in browser(*CHANGE).get(f"{URL}{row.pk}/change/").content.decode()
+    finally:
+        settings.USE_TZ = True
+
+
 def test_one_whose_task_is_gone_says_so_when_it_is_to_run(browser: Browser) -> None:
     row = make(task="nowhere.at_all")
     assert "nowhere.at_all" in act(browser(*CHANGE), "run_schedules", row).content.decode()
@@ -143,6 +193,14 @@ def test_a_person_pauses_and_resumes_a_queue(browser: Browser) -> None:
     client.post(QUEUES, {"action": "resume_queues", "_selected_action": ["mail"]})
     assert queues.paused("default") == frozenset()
     assert LogEntry.objects.filter(change_message="Resumed.").count() == 1
+
+
+@pytest.mark.parametrize(
+    "given", [{"name": "no queue"}, {"name": "mail", "resume_at_0": "9999-12-31", "resume_at_1": "23:59:59"}]
+)
+def test_what_is_no_queue_or_no_time_is_refused(browser: Browser, given: dict[str, str]) -> None:
+    browser("view_queue", "add_queue").post(QUEUES + "add/", given)
+    assert not Queue.objects.exists()
 
 
 def test_who_may_look_at_queues_may_not_pause_them(browser: Browser) -> None:

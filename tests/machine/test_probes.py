@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connections
 
 from pgqueue_django.worker import loop, probe
 from tests.machine import handlers
@@ -139,6 +140,18 @@ def test_a_loop_that_is_stuck_is_not_live(worker: Worker, gate: Gate, monkeypatc
     wait_for(lambda: not running.loop.health().is_live)
     door.open()
     wait_for(lambda: running.loop.health().is_live)
+
+
+def test_a_loop_that_connects_for_long_is_not_stuck(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four hosts that swallow what is sent to them take longer than a loop may, and so does one name server."""
+    monkeypatch.setattr(loop, "LIVE_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        there = {"HOST": "127.0.0.1", "PORT": hole.getsockname()[1], "OPTIONS": {"connect_timeout": 60}}
+        monkeypatch.setitem(connections.settings, "default", {**connections.settings["default"], **there})
+        running = worker()
+        wait_for(lambda: running.loop.health().facts["turn_seconds"] > 0.5)
+        assert running.loop.health().is_live
+    running.stop()
 
 
 def test_a_worker_whose_slots_are_all_taken_is_ready_however_long_ago_it_looked(worker: Worker, gate: Gate) -> None:

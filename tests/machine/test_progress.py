@@ -13,6 +13,8 @@ import pytest
 from django.core.management import call_command
 
 from pgqueue_django import enqueue_many
+from pgqueue_django.models import Job
+from pgqueue_django.states import FINISHED
 from pgqueue_django.worker import progress
 from tests.machine import handlers
 
@@ -35,6 +37,29 @@ def test_elsewhere_it_is_a_line_from_time_to_time_and_one_at_the_end(log: Log, m
     assert left[-1] < 20
     (last,) = log("drained: ")
     assert re.search(r"drained: 1 dead, 30 succeeded in \d+\.\d s, \d+/s$", last)
+
+
+def test_a_terminal_that_is_closed_stops_no_drain() -> None:
+    enqueue_many(handlers.sleep.call(0.05) for _ in range(100))
+    enqueue_many(handlers.fail_always.using(max_attempts=1).call() for _ in range(10))
+    terminal, ours = pty.openpty()
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "testproject.manage", "pgqueue_worker", "--drain", "--concurrency", "2"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stderr=ours,
+        env={
+            **os.environ,
+            "DJANGO_SETTINGS_MODULE": "tests.machine.settings",
+            "DATABASE_URL": database_url(),
+            "MACHINE_SETTINGS": '{"LOGGING": {}, "DEBUG": true}',
+        },
+    )
+    os.close(ours)
+    os.read(terminal, 1)
+    os.close(terminal)
+    assert worker.wait(60) == 0
+    assert not Job.objects.exclude(state__in=FINISHED).exists()
 
 
 def test_at_a_terminal_one_line_is_rewritten_and_what_matters_stands_above_it() -> None:

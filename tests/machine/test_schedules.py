@@ -38,6 +38,19 @@ def test_a_tick_a_second_is_a_job_a_second_over_several_workers(
     assert 0 <= row.late_seconds < GRACE
 
 
+def test_a_row_that_a_session_holds_keeps_no_other_from_firing(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, second_connection: Any
+) -> None:
+    monkeypatch.setattr(schedules, "_declared", {})
+    schedules.periodic("0 3 * * *", name="a held one")(handlers.do_nothing)
+    schedules.declare("default")
+    schedules.periodic("* * * * * *", name="each second", args=["tick"])(handlers.write)
+    with second_connection.transaction():
+        second_connection.execute("SELECT FROM pgqueue_schedule WHERE name = 'a held one' FOR UPDATE")
+        worker()
+        wait_for(lambda: Job.objects.filter(state=State.SUCCEEDED).count() >= 2)
+
+
 def test_a_tick_is_on_time_although_the_next_look_at_the_chores_is_far(
     worker: Worker, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

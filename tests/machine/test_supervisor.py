@@ -493,7 +493,7 @@ def test_a_board_has_a_pulse_until_the_loop_is_stuck() -> None:
 def test_a_loop_is_stuck_that_hangs_in_its_own_code_and_not_one_that_sleeps_or_waits_for_the_database(
     worker: Callable[..., Running], second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "_STUCK_SECONDS", 1.0)
+    monkeypatch.setattr(loop_module, "LIVE_SECONDS", 1.0)
     running = worker(concurrency=1, poll_interval=3)
     wait_for_state(handlers.do_nothing.enqueue(), State.SUCCEEDED)
     always(lambda: not running.loop.is_stuck, lasting=3)  # asleep, for longer and longer

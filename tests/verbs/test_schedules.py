@@ -7,6 +7,7 @@ import inspect
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,6 +32,15 @@ def tick(word: str = "") -> str:
     return word
 
 
+@dataclass
+class Parcel:
+    number: int
+
+
+@task
+def send(parcel: Parcel) -> None: ...
+
+
 TASK = tick.path
 
 
@@ -53,6 +63,11 @@ def set_next(row: Schedule, ago: float) -> None:
             "UPDATE pgqueue_schedule SET next_at = statement_timestamp() - make_interval(secs => %s) WHERE id = %s",
             [ago, row.pk],
         )
+
+
+def age(seconds: float) -> None:
+    """As if no worker had said for so long that its code has them."""
+    Schedule.objects.update(declared_at=datetime.now(UTC) - timedelta(seconds=seconds))
 
 
 def again(row: Schedule) -> Schedule:
@@ -263,6 +278,37 @@ def test_a_row_that_a_session_holds_is_passed_over(make: Make, second_connection
     assert fire(DB).jobs == 1
 
 
+def test_a_schedule_that_fails_in_any_way_keeps_nobody_from_firing(make: Make) -> None:
+    row = make("early", ago=9, zone="America/New_York")
+    good = make()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_schedule SET next_at = '0001-01-01 00:00+00' WHERE id = %s", [row.pk])
+    assert fire(DB) == (1, False)
+    assert again(row).error.startswith("OverflowError: ")
+    assert again(good).last_job_id is not None
+
+
+def test_a_tick_that_is_none_any_more_fires_with_the_one_after_it() -> None:
+    """The rules for clocks may have changed since it was planned, or a person has written it."""
+    monthly = Line("0 3 1 * *")
+    stored, now = at("2026-04-30T17:11:05Z"), at("2026-05-01T09:00Z")
+    assert due_ticks(monthly, stored, now, "one") == ([stored, at("2026-05-01T03:00Z")], at("2026-06-01T03:00Z"))
+    assert due_ticks(monthly, stored, now, "none") == ([at("2026-05-01T03:00Z")], at("2026-06-01T03:00Z"))
+
+
+def test_a_project_without_time_zones_fires_the_same_tick(make: Make, settings: Any) -> None:
+    row = make(ago=7200, line="0 * * * *")
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    try:
+        assert fire(DB).jobs == 2
+    finally:
+        settings.USE_TZ, settings.TIME_ZONE = True, "UTC"
+    keys = list(Job.objects.order_by("id").values_list("idempotency_key", flat=True))
+    later = again(row).next_at
+    assert later is not None
+    assert keys == [f"schedule:nightly:{later - timedelta(hours=n):%Y-%m-%dT%H:%M:%SZ}" for n in (2, 1)]
+
+
 # -- many at a time --------------------------------------------------------------------------------------------
 
 
@@ -357,6 +403,67 @@ def test_a_schedule_of_another_version_is_left_to_its_workers(declared: dict[str
     declared.clear()
     periodic("0 3 * * *", name="x")(tick)
     assert fire(DB) == (1, False)
+
+
+def test_arguments_of_another_version_are_left_to_its_workers(declared: dict[str, Any]) -> None:
+    """In a rolling deploy that adds one, the old function would refuse the call and switch the schedule off."""
+    periodic("0 3 * * *", name="x", kwargs={"word": "a"})(tick)
+    schedules.declare(DB)
+    Schedule.objects.update(kwargs={"word": "a", "region": "eu"})
+    row = Schedule.objects.get()
+    set_next(row, 1)
+    assert fire(DB) == (0, False)
+    assert (again(row).is_enabled, again(row).error) == (True, "")
+    schedules.declare(DB)
+    assert fire(DB) == (1, False)
+
+
+def test_hundreds_of_another_version_keep_none_of_ours_from_firing(declared: dict[str, Any], make: Make) -> None:
+    for number in range(schedules.BATCH + 5):
+        make(f"theirs {number:03}", ago=60, is_code=True)
+    good = make(ago=1)
+    assert fire(DB).jobs == 1
+    assert again(good).last_job_id is not None
+
+
+def test_what_another_version_wrote_and_left_is_declared_again(declared: dict[str, Any]) -> None:
+    """In a rolling deploy an old worker may start once more, after the new ones did, and write its own lines."""
+    periodic("0 3 * * *", name="x")(tick)
+    schedules.declare(DB)
+    declared.clear()
+    periodic("0 4 * * *", name="x")(tick)
+    schedules.keep(DB)
+    assert Schedule.objects.get().line == "0 3 * * *", "its workers may be there"
+    age(schedules.ABANDONED_SECONDS + 1)
+    schedules.keep(DB)
+    row = Schedule.objects.get()
+    assert row.line == "0 4 * * *"
+    set_next(row, 1)
+    assert fire(DB) == (1, False)
+
+
+def test_one_that_others_have_retired_comes_back_with_its_worker(declared: dict[str, Any]) -> None:
+    """A worker that could say nothing for ten minutes: its database was cut off, or it stood still."""
+    periodic("0 3 * * *", name="x")(tick)
+    schedules.declare(DB)
+    mine = dict(declared)
+    declared.clear()
+    age(schedules.RETIRE_SECONDS + 1)
+    schedules.keep(DB)
+    assert Schedule.objects.get().retired_at is not None
+    declared.update(mine)
+    schedules.keep(DB)
+    row = Schedule.objects.get()
+    assert row.retired_at is None
+    assert row.next_at is not None
+
+
+def test_arguments_that_json_does_not_know_are_written_as_the_task_reads_them(declared: dict[str, Any]) -> None:
+    periodic("0 3 * * *", name="x", args=[Parcel(7)])(send)
+    schedules.declare(DB)
+    set_next(Schedule.objects.get(), 1)
+    assert fire(DB) == (1, False)
+    assert Job.objects.get().args == [{"number": 7}]
 
 
 def test_one_that_is_in_no_code_any_more_is_retired_and_comes_back_with_it(declared: dict[str, Any]) -> None:
