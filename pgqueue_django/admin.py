@@ -2,9 +2,9 @@
 
 It writes nothing but by the verbs of ``transitions``, and each action has a permission of its own, asked for in
 the view and not only in the template. Arguments, results and what errors said are for people with
-``view_job_payload``; for all others they never reach a template. Those of a schedule
-are also for people who may change it. No page counts or scans the table: a listing
-is a walk of at most ``LISTED`` rows along one index, and what is asked of those rows.
+``view_job_payload``; for all others they never reach a template. Those of a schedule are also for people who may
+change it. No page counts or scans the table of jobs: a listing is a walk of at most ``LISTED`` rows along one index,
+and what is asked of those rows.
 
 ``JobAdminMixin`` has all of it without a base class, for admins with another one::
 
@@ -777,7 +777,8 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
             changed += ["next_at", "error"]
         if change:
             # Nothing else: a worker may just have fired a tick of it, or have declared it anew.
-            obj.save(update_fields=changed)
+            values = {name: getattr(obj, name) for name in changed}
+            Schedule.objects.using(router.db_for_write(Schedule)).filter(pk=obj.pk).update(**values)
         else:
             super().save_model(request, obj, form, change)
 

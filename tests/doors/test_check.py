@@ -28,6 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 Register = Callable[..., Worker]
 
 
+@pytest.fixture(autouse=True)
+def tasks_of_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test modules declare tasks that no worker would find."""
+    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: ["testproject.shop.tasks.charge_card"])
+
+
 @pytest.fixture
 def register() -> Register:
     def make(**columns: Any) -> Worker:
@@ -46,8 +52,7 @@ def found(*words: str) -> tuple[int | str | None, dict[str, list[str]]]:
     return answer.code, told
 
 
-def test_where_all_is_well_it_says_so(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: ["testproject.shop.tasks.charge_card"])
+def test_where_all_is_well_it_says_so(register: Register) -> None:
     register()
     code, told = found()
     assert code == 0

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db.models.signals import pre_save
 from django.test import Client
 
+from pgqueue_django import admin as schedule_admin
 from pgqueue_django import queues
 from pgqueue_django.models import Job, Queue, Schedule
 
@@ -130,18 +130,18 @@ def test_a_module_of_no_app_is_not_imported_to_look_for_a_task(browser: Browser)
     assert "this" not in sys.modules
 
 
-def test_a_person_writes_only_what_was_changed(browser: Browser) -> None:
+def test_a_person_writes_only_what_was_changed(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker may have fired a tick since the page was read, or declared another line."""
     row = make()
 
-    def work(**_: Any) -> None:
-        Schedule.objects.update(last_job_id=5, next_at=datetime(2031, 1, 1, tzinfo=UTC))
+    clean = schedule_admin.ScheduleForm.clean
 
-    pre_save.connect(work, sender=Schedule)
-    try:
-        browser(*CHANGE).post(f"{URL}{row.pk}/change/", form(name="nightly", missed="none"))
-    finally:
-        pre_save.disconnect(work, sender=Schedule)
+    def clean_late(self: Any) -> dict[str, Any]:
+        Schedule.objects.update(last_job_id=5, next_at=datetime(2031, 1, 1, tzinfo=UTC))
+        return clean(self)
+
+    monkeypatch.setattr(schedule_admin.ScheduleForm, "clean", clean_late)
+    browser(*CHANGE).post(f"{URL}{row.pk}/change/", form(name="nightly", missed="none"))
     saved = Schedule.objects.get()
     assert (saved.missed, saved.last_job_id) == ("none", 5)
     assert saved.next_at == datetime(2031, 1, 1, tzinfo=UTC)
