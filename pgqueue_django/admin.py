@@ -766,7 +766,8 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
             changed += ["next_at", "error"]
         if change:
             # Nothing else: a worker may just have fired a tick of it, or have declared it anew.
-            obj.save(update_fields=changed)
+            values = {name: getattr(obj, name) for name in changed}
+            Schedule.objects.using(router.db_for_write(Schedule)).filter(pk=obj.pk).update(**values)
         else:
             super().save_model(request, obj, form, change)
 

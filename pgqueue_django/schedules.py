@@ -156,7 +156,7 @@ def keep(using: str) -> None:
     # Passing over what somebody holds: it must keep no other from firing.
     with transaction.atomic(using=using):
         kept = [row.pk for row in mine.filter(retired_at=None).select_for_update(skip_locked=True) if _is_ours(row)]
-        rows.filter(pk__in=kept).update(declared_at=Now())
+        Schedule.objects.using(using).filter(pk__in=kept).update(declared_at=Now())
     # Those of another version are that version's to keep. When its workers are gone, or have retired one while this
     # one could not say anything, nobody else would ever fire it.
     abandoned = mine.filter(declared_at__lt=Now() - timedelta(seconds=ABANDONED_SECONDS))
@@ -165,7 +165,7 @@ def keep(using: str) -> None:
     gone = rows.filter(retired_at=None, declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS))
     with transaction.atomic(using=using):
         for row in gone.exclude(name__in=list(_declared)).select_for_update(skip_locked=True):
-            rows.filter(pk=row.pk).update(retired_at=Now(), next_at=None)
+            Schedule.objects.using(using).filter(pk=row.pk).update(retired_at=Now(), next_at=None)
             logger.warning(
                 "schedule %s is in no worker's code any more: retired",
                 row.name,

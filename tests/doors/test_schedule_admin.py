@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db.models.signals import pre_save
+from django.db.models.signals import post_init
 from django.test import Client
 
 from pgqueue_django import queues
@@ -137,14 +137,16 @@ def test_a_person_writes_only_what_was_changed(browser: Browser) -> None:
     def work(**_: Any) -> None:
         Schedule.objects.update(last_job_id=5, next_at=datetime(2031, 1, 1, tzinfo=UTC))
 
-    pre_save.connect(work, sender=Schedule)
+    post_init.connect(work, sender=Schedule)
     try:
         browser(*CHANGE).post(f"{URL}{row.pk}/change/", form(name="nightly", missed="none"))
     finally:
-        pre_save.disconnect(work, sender=Schedule)
+        post_init.disconnect(work, sender=Schedule)
     saved = Schedule.objects.get()
     assert (saved.missed, saved.last_job_id) == ("none", 5)
     assert saved.next_at == datetime(2031, 1, 1, tzinfo=UTC)
+    # Nothing was changed.
+    assert browser(*CHANGE).post(f"{URL}{row.pk}/change/", form(name="nightly", missed="none")).status_code == 302
 
 
 def test_without_time_zones_the_next_ticks_are_shown(browser: Browser, settings: Any) -> None:
