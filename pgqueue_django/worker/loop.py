@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -160,7 +160,7 @@ class Loop:
         self.worker_id = f"{self.name[:100]}:{secrets.token_hex(4)}"
         if board is not None:
             board.sign(self.worker_id)
-        self._version = version("pgqueue-django")
+        self._version = _version()
         self.held: dict[int, Attempt] = {}
         self.counts: dict[State, int] = {}
         self.inbox: queue.SimpleQueue[_Event] = queue.SimpleQueue()
@@ -964,6 +964,13 @@ class Loop:
             facts |= {"kind": str(outcome.failure.kind), "error_type": outcome.failure.error_type}
             parts.append(f"{outcome.failure.kind}: {outcome.failure.error_type}: {first_line}"[:300])
         logger.log(level, ", ".join(parts), extra=logs.event(_EVENTS[outcome.state], job, **facts))
+
+
+def _version() -> str:
+    try:
+        return version("pgqueue-django")
+    except PackageNotFoundError:  # run from a checkout
+        return ""
 
 
 __all__ = ["CLEAN", "RELEASED", "Loop", "Options"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any
 
 import psycopg
@@ -14,6 +13,7 @@ from pgqueue_django import transitions
 from pgqueue_django.models import Chore, Job, Stat
 from pgqueue_django.models import Worker as WorkerRow
 from pgqueue_django.states import State
+from pgqueue_django.worker import loop
 from pgqueue_django.worker.chores import Chores
 from pgqueue_django.worker.connections import own_connection
 from tests.machine import handlers
@@ -120,7 +120,7 @@ def _break_the_loops_connection() -> bool:
 def test_a_worker_says_who_it_is_and_how_it_is(worker: Worker) -> None:
     running = worker(concurrency=3, name="web-1", queues=["a", "b"], lease=3.0)
     row = wait_for(lambda: WorkerRow.objects.filter(pk=running.loop.worker_id).first())
-    assert (row.name, row.queues, row.concurrency, row.version) == ("web-1", ["a", "b"], 3, version("pgqueue-django"))
+    assert (row.name, row.queues, row.concurrency, row.version) == ("web-1", ["a", "b"], 3, loop._version())
     assert handlers.give.path in row.tasks
     assert row.memory_bytes > 10_000_000
     assert abs(row.skew_seconds) < 2
