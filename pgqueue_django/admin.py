@@ -42,7 +42,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
-from django.utils.timezone import is_aware, localtime, make_aware
+from django.utils.timezone import is_aware, localtime, make_aware, now
 from django.utils.translation import gettext, ngettext_lazy
 from django.utils.translation import gettext_lazy as _
 
@@ -657,12 +657,14 @@ class QueueForm(_QueueForm):
         moment: datetime | None = self.cleaned_data["resume_at"]
         if moment is not None and moment.year >= MOMENTS[1].year:
             raise ValidationError(gettext("Give a year before %(year)s.") % {"year": MOMENTS[1].year})
+        if moment is not None and moment <= now():
+            raise ValidationError(gettext("It has passed: the queue would not be paused."))
         return moment
 
 
 @admin.register(Queue)
 class QueueAdmin(_WhereJobsAre, _QueueAdmin):
-    """The queues that are or were paused. Adding one pauses it."""
+    """The queues that are paused. Adding one pauses it."""
 
     form = QueueForm
     list_display = ("name", "paused", "reason", "actor", "resume_at")
@@ -690,6 +692,7 @@ class QueueAdmin(_WhereJobsAre, _QueueAdmin):
         for queue in chosen:
             if queues.resume(router.db_for_write(Queue), queue.name):
                 self.log_change(request, queue, gettext("Resumed."))
+                self.message_user(request, gettext("%(queue)s goes on.") % {"queue": queue.name})
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -36,6 +37,7 @@ R = TypeVar("R")
 
 BATCH = 100
 """Schedules that one call fires."""
+_FIRE_SECONDS = 1.0  # and then others of a worker's chores have their turn
 RETIRE_SECONDS = 600.0
 """A schedule from code that no worker has declared for so long is retired. Workers declare theirs each minute."""
 ABANDONED_SECONDS = 180.0
@@ -149,8 +151,11 @@ def declare(using: str, names: Collection[str] | None = None) -> bool:
     return not held
 
 
-def keep(using: str) -> None:
-    """Each minute: say that these are still in the code, and retire those of which nobody has said so for long."""
+def keep(using: str, *, may_retire: bool = True) -> None:
+    """Each minute: say that these are still in the code, and retire those of which nobody has said so for long.
+
+    Not by who has just come: after an outage of all workers, others that have them in their code may be coming, too.
+    """
     rows = Schedule.objects.using(using).filter(is_code=True)
     mine = rows.filter(name__in=list(_declared))
     # Passing over what somebody holds: it must keep no other from firing.
@@ -162,6 +167,8 @@ def keep(using: str) -> None:
     abandoned = mine.filter(declared_at__lt=Now() - timedelta(seconds=ABANDONED_SECONDS))
     if names := set(abandoned.values_list("name", flat=True)):
         declare(using, names)
+    if not may_retire:
+        return
     gone = rows.filter(retired_at=None, declared_at__lt=Now() - timedelta(seconds=RETIRE_SECONDS))
     with transaction.atomic(using=using):
         for row in gone.exclude(name__in=list(_declared)).select_for_update(skip_locked=True):
@@ -192,8 +199,8 @@ def fire(using: str, *, limit: int = BATCH) -> Fired:
     # Hundreds of another version's that are due must not keep ours from being looked at.
     rows = Schedule.objects.using(using).due().filter(Q(is_code=False) | Q(name__in=list(_declared)))
     ids = list(rows.values_list("id", flat=True)[:limit])
-    jobs = 0
-    for id in ids:
+    jobs, until = 0, time.monotonic() + _FIRE_SECONDS
+    for number, id in enumerate(ids, 1):
         try:
             with transaction.atomic(using=using):
                 jobs += _fire_one(using, id)
@@ -203,6 +210,8 @@ def fire(using: str, *, limit: int = BATCH) -> Fired:
             text = str(error).strip().partition("\n")[0]
             is_said = isinstance(error, DatabaseError | InterfaceError) and text
             _say(using, id, text if is_said else f"{type(error).__name__}: {text}")
+        if number < len(ids) and time.monotonic() > until:
+            return Fired(jobs, more=True)
     return Fired(jobs, more=len(ids) == limit and jobs > 0)
 
 
@@ -232,7 +241,8 @@ def _fire_one(using: str, id: int) -> int:
         _say(using, id, f"the task {row.task} cannot be imported by those that looked")
         return 0
     except (TypeError, InvalidPayload) as error:
-        _say(using, id, f"{type(error).__name__}: {error}", is_enabled=False)
+        # In a rolling deploy another version's function may take them.
+        _say(using, id, f"{type(error).__name__}: {error}")
         return 0
     changes: dict[str, Any] = {"next_at": following, "skip_next": False, "error": ""}
     if fired:
@@ -300,7 +310,7 @@ def next_seconds(using: str) -> float | None:
     with connections[using].cursor() as cursor:
         cursor.execute(
             "SELECT EXTRACT(EPOCH FROM min(next_at) - statement_timestamp())::float8 FROM pgqueue_schedule "
-            "WHERE is_enabled AND retired_at IS NULL AND error = ''"
+            "WHERE is_enabled AND retired_at IS NULL AND error = '' AND next_at > statement_timestamp()"
         )
         (seconds,) = cursor.fetchone()
     return None if seconds is None else float(seconds)

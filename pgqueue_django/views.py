@@ -26,12 +26,15 @@ from django.views.decorators.http import require_safe
 from . import conf, snapshot
 from . import metrics as exposition
 from .models import Job
+from .snapshot import Snapshot
 
 logger = logging.getLogger("pgqueue_django")
 
 # The page has to be on its way within 2 s, so the question ends a little before.
 HEALTH_SECONDS = 1.9
 METRICS_SECONDS = 5.0
+SHARED_SECONDS = 1.0
+"""How old a reading of the queue may be that one who asks gets from another."""
 _CONNECT_SECONDS = 2  # libpq and psycopg take no less
 
 MAX_THREADS = 8
@@ -120,6 +123,43 @@ def _answer(ask: Callable[[str], T], seconds: float) -> T:
     return question.answer
 
 
+class _Shared:
+    """One reading a second for all who ask in this process; who comes while it is being made waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: Snapshot | None = None
+        self._taken_at = 0.0
+        self._failed_at = 0.0
+
+    def reading(self) -> Snapshot:
+        """Raises Unanswered, to all who have waited for the same answer."""
+        began = time.monotonic()
+        if not self._lock.acquire(timeout=METRICS_SECONDS):
+            raise Unanswered(f"no answer within {METRICS_SECONDS:g} s")
+        try:
+            if self._failed_at > began:
+                raise Unanswered("no answer to somebody who asked before")
+            asked_at = time.monotonic()
+            if self._taken is None or asked_at > self._taken_at + SHARED_SECONDS:
+                self._taken = None
+                try:
+                    self._taken = _answer(snapshot.take, METRICS_SECONDS)
+                except Unanswered:
+                    self._failed_at = time.monotonic()
+                    raise
+                self._taken_at = asked_at
+            return self._taken
+        finally:
+            self._lock.release()
+
+    def forget(self) -> None:
+        self._taken = None
+
+
+_shared = _Shared()
+
+
 def _ping(alias: str) -> None:
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT 1")
@@ -151,7 +191,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     try:
         if not _opened(request) and (refusal := _refusal(request)):
             return refusal
-        taken = _answer(snapshot.take, METRICS_SECONDS)
+        taken = _shared.reading()
     except Unanswered as error:
         logger.warning("metrics: %s", error)
         return _text(exposition.DOWN, 503, {"Retry-After": "5"})

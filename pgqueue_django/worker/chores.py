@@ -98,6 +98,7 @@ class Chores(threading.Thread):
         self._adopt_at = 0.0
         self._to_notify: tuple[str, Callable[[], None]] | None = None
         self._has_declared = False
+        self._began_at = time.monotonic()
         self._keep_at = 0.0
         self._grumbler = Grumbler("chores")
 
@@ -183,7 +184,8 @@ class Chores(threading.Thread):
         if not self._has_declared:
             self._has_declared = schedules.declare(self._using)
         if time.monotonic() >= self._keep_at:
-            schedules.keep(self._using)
+            old = time.monotonic() > self._began_at + schedules.RETIRE_SECONDS
+            schedules.keep(self._using, may_retire=old)
             self._keep_at = time.monotonic() + _KEEP_SECONDS
 
     def _fire(self) -> None:

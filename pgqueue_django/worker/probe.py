@@ -51,7 +51,9 @@ def _write(path: Path, found: Health) -> str:
     text = "ready\n" if found.is_ready else "not ready\n"
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        new.write_text(text)
+        new.unlink(missing_ok=True)
+        with new.open("x") as file:  # never through a link that somebody has put there
+            file.write(text)
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
@@ -98,19 +100,26 @@ class _Server(ThreadingHTTPServer):
         self.socket = socket.create_server((host, port), family=self.address_family, dualstack_ipv6=both)
         self.server_address = self.socket.getsockname()
         self.health = health
-        self._free = threading.BoundedSemaphore(_REQUESTS)
+        self._open: dict[Any, None] = {}  # in the order in which they came
+        self._lock = threading.Lock()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            # Who came first has had its time: the limit of each read alone would let slow ones stay for ever.
+            oldest = next(iter(self._open)) if len(self._open) >= _REQUESTS else None
+            self._open[request] = None
+            if oldest is not None:
+                del self._open[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who hangs up is no news."""

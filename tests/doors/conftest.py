@@ -10,12 +10,19 @@ from django.contrib.auth.models import AbstractBaseUser, Permission, User
 from django.db import connection
 from django.test import Client
 
+from pgqueue_django import views
+
 JOB_RIGHTS = ("view_job", "view_job_payload", "requeue_job", "cancel_job", "delete_job", "view_dashboard")
 
 
 @pytest.fixture(autouse=True)
 def closed_metrics(settings: Any) -> None:
     settings.PGQUEUE = {"METRICS_PUBLIC": False}
+
+
+@pytest.fixture(autouse=True)
+def no_reading_of_the_test_before() -> None:
+    views._shared.forget()
 
 
 @pytest.fixture

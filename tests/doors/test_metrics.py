@@ -6,8 +6,10 @@ The page reads on a connection of its own, so these tests commit.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import prometheus_client
@@ -341,3 +343,49 @@ def test_no_connection_is_left_open(token: None, second_connection: Any) -> None
         Client().get("/pgqueue/healthz")
     rows.wait_for(lambda: sessions() <= before)
     assert not [thread for thread in threading.enumerate() if thread.name == "pgqueue-question"]
+
+
+class Askers:
+    """Some who ask at the same time; ``_answer`` waits until all of them do."""
+
+    def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
+        monkeypatch.setattr(views, "_answer", self.fail if fails else self.answer)
+        self.shared = views._Shared()
+        self.tries: list[float] = []
+        self._coming = count
+        self.rivals = [rows.Rival(self.ask) for _ in range(count)]
+
+    def ask(self) -> Any:
+        self._coming -= 1
+        return self.shared.reading()
+
+    def answer(self, ask: Any, seconds: float) -> snapshot.Snapshot:
+        self.tries.append(time.monotonic())
+        rows.wait_for(lambda: self._coming == 0)
+        return snapshot.Snapshot(datetime.now(UTC), (), frozenset(), {}, 0, ())
+
+    def fail(self, ask: Any, seconds: float) -> Any:
+        self.answer(ask, seconds)
+        raise views.Unanswered("away")
+
+
+def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten scrapers cost no more than one, also when they come together."""
+    askers = Askers(10, monkeypatch)
+    first = askers.rivals[0].result()
+    assert all(rival.result() is first for rival in askers.rivals)
+    assert askers.shared.reading() is first
+    assert len(askers.tries) == 1
+    rows.wait_for(lambda: time.monotonic() > askers.tries[0] + views.SHARED_SECONDS)
+    assert askers.shared.reading() is not first
+
+
+def test_all_who_wait_for_an_answer_that_does_not_come_hear_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    askers = Askers(5, monkeypatch, fails=True)
+    for rival in askers.rivals:
+        with pytest.raises(views.Unanswered):
+            rival.result()
+    assert len(askers.tries) == 1
+    with pytest.raises(views.Unanswered):
+        askers.shared.reading()
+    assert len(askers.tries) == 2, "who comes later asks again"

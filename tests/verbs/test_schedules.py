@@ -215,11 +215,16 @@ def test_a_line_that_cannot_be_read_disables_its_schedule_and_no_other(make: Mak
     assert again(good).is_enabled
 
 
-def test_arguments_that_the_task_does_not_take_disable_it(make: Make) -> None:
+def test_arguments_that_the_task_does_not_take_leave_it_due_and_say_so(make: Make) -> None:
+    """In a rolling deploy a worker with the new function may be next."""
     row = make(kwargs={"wrong": 1})
-    assert fire(DB) == (0, False)
-    assert not again(row).is_enabled
+    good = make("good")
+    assert fire(DB) == (1, False)
+    assert again(row).is_enabled
     assert "wrong" in again(row).error
+    Schedule.objects.filter(pk=row.pk).update(kwargs={"word": "right"})
+    assert fire(DB) == (1, False)
+    assert (again(row).error, again(good).error) == ("", "")
 
 
 def test_a_task_that_is_unknown_here_stays_due_for_a_worker_that_has_it(
@@ -475,6 +480,8 @@ def test_one_that_is_in_no_code_any_more_is_retired_and_comes_back_with_it(decla
     assert again(row).retired_at is None
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pgqueue_schedule SET declared_at = now() - interval '11 minutes'")
+    schedules.keep(DB, may_retire=False)
+    assert again(row).retired_at is None, "who has just come does not know who else is coming"
     schedules.keep(DB)
     assert again(row).retired_at is not None
     assert again(row).next_at is None
@@ -536,3 +543,12 @@ def test_a_second_schedule_of_a_task_needs_a_name(declared: dict[str, Any]) -> N
 def test_a_call_that_the_task_does_not_take_is_refused_where_it_is_written(declared: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         periodic("0 3 * * *", kwargs={"wrong": 1})(tick)
+
+
+def test_a_round_has_an_end_however_many_are_due(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "_FIRE_SECONDS", 0.0)
+    for number in range(3):
+        make(f"s{number}")
+    found = fire(DB)
+    assert found.more
+    assert found.jobs < 3

@@ -11,7 +11,7 @@ from pgqueue_django.management import arguments, selection
 
 
 class Command(arguments.SuggestingCommand):
-    help = "Let a paused queue go on, at once. Exit code 1: it was not paused."
+    help = "Let a paused queue go on, within a second. Exit code 1: it was not paused."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", metavar="QUEUE")
