@@ -768,10 +768,12 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
             return "-"
         first = schedule.next_at if is_aware(schedule.next_at) else make_aware(schedule.next_at)
         try:
-            later = Line(schedule.line, schedule.zone).ticks(first, 4)
+            line = Line(schedule.line, schedule.zone)
         except InvalidSchedule:
             return "-"
-        return ", ".join(date_format(localtime(one), "Y-m-d H:i:s") for one in [first, *later])
+        # By the clocks that the line goes by, not by those of whoever looks.
+        ticks = ", ".join(f"{line.wall(one):%Y-%m-%d %H:%M:%S}" for one in [first, *line.ticks(first, 4)])
+        return f"{ticks} ({schedule.zone})"
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
         changed = list(form.changed_data)

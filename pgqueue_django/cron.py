@@ -106,6 +106,10 @@ class Line:
         moment = moment.astimezone(UTC)
         return self._next_fixed(moment, tz) if self.is_fixed else self._next_wildcard(moment, tz)
 
+    def wall(self, moment: datetime) -> datetime:
+        """What the clocks of its time zone say at ``moment``."""
+        return moment.astimezone(_tz(self.zone)).replace(tzinfo=None)
+
     def ticks(self, after: datetime, count: int) -> list[datetime]:
         """The next ``count`` ticks."""
 
