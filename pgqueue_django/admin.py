@@ -733,7 +733,7 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     """The schedules: those of the code can be switched off, run and skipped; a person's own be changed, too."""
 
     form = ScheduleForm
-    list_display = ("name", "task", "line", "zone", "is_enabled", "next_at", "last_fired_at", "late", "error")
+    list_display = ("name", "line", "zone", "is_enabled", "next_at", "error", "task", "last_fired_at", "late")
     list_filter = ("is_enabled", "is_code")
     search_fields = ("name", "task")
     ordering = ("name",)
