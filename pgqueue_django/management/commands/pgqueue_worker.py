@@ -79,7 +79,7 @@ class Command(arguments.SuggestingCommand):
             default=settings.SHUTDOWN_TIMEOUT,
             help=f"seconds for handlers to finish ({settings.SHUTDOWN_TIMEOUT:g})",
         )
-        add("--no-listen", action="store_true", help="poll only (behind a transaction pooler)")
+        add("--no-listen", action="store_true", help="poll only")
         add("--drain", action="store_true", help="end when nothing is due")
         add("--once", action="store_true", help="run one job, if one is due, and end")
         add("--fail-on-error", action="store_true", help="with --drain or --once: exit code 6 if an attempt failed")
