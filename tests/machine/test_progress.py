@@ -39,9 +39,8 @@ def test_elsewhere_it_is_a_line_from_time_to_time_and_one_at_the_end(log: Log, m
     assert re.search(r"drained: 1 dead, 30 succeeded in \d+\.\d s, \d+/s$", last)
 
 
-def test_a_terminal_that_is_closed_stops_no_drain() -> None:
-    enqueue_many(handlers.sleep.call(0.05) for _ in range(100))
-    enqueue_many(handlers.fail_always.using(max_attempts=1).call() for _ in range(10))
+def drain_at_a_terminal() -> tuple[subprocess.Popen[bytes], int]:
+    """The worker, and the end of the terminal that a person would sit at."""
     terminal, ours = pty.openpty()
     worker = subprocess.Popen(
         [sys.executable, "-m", "testproject.manage", "pgqueue_worker", "--drain", "--concurrency", "2"],
@@ -56,6 +55,13 @@ def test_a_terminal_that_is_closed_stops_no_drain() -> None:
         },
     )
     os.close(ours)
+    return worker, terminal
+
+
+def test_a_terminal_that_is_closed_stops_no_drain() -> None:
+    enqueue_many(handlers.sleep.call(0.05) for _ in range(100))
+    enqueue_many(handlers.fail_always.using(max_attempts=1).call() for _ in range(10))
+    worker, terminal = drain_at_a_terminal()
     os.read(terminal, 1)
     os.close(terminal)
     assert worker.wait(60) == 0
@@ -65,20 +71,7 @@ def test_a_terminal_that_is_closed_stops_no_drain() -> None:
 def test_at_a_terminal_one_line_is_rewritten_and_what_matters_stands_above_it() -> None:
     enqueue_many(handlers.sleep.call(0.05) for _ in range(60))
     handlers.fail_always.using(max_attempts=1).enqueue()
-    terminal, ours = pty.openpty()
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "testproject.manage", "pgqueue_worker", "--drain", "--concurrency", "2"],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stderr=ours,
-        env={
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "tests.machine.settings",
-            "DATABASE_URL": database_url(),
-            "MACHINE_SETTINGS": '{"LOGGING": {}, "DEBUG": true}',
-        },
-    )
-    os.close(ours)
+    worker, terminal = drain_at_a_terminal()
     shown = b""
     while True:
         try:
