@@ -127,6 +127,15 @@ def check(line: str, zone: str, begin: datetime, end: datetime) -> None:
     assert found == expected, (line, zone, sorted(set(found) ^ set(expected))[:3])
 
 
+def check_from_anywhere(line: str, zone: str, change: datetime) -> None:
+    """Not only from tick to tick: whoever asks in the middle of a repeated hour gets the same answer."""
+    expected = Oracle(line, zone).ticks(change.replace(minute=0) - DAY, change.replace(minute=0) + 2 * DAY)
+    for number in range(-8, 16):
+        moment = change + number * QUARTER + timedelta(seconds=7)
+        if following := next((tick for tick in expected if tick > moment), None):
+            assert Line(line, zone).next_after(moment) == following, (line, zone, moment)
+
+
 def changes(zone: str, first: int, last: int) -> list[datetime]:
     """When the clocks of a zone change, to the hour."""
     tz, at, found = ZoneInfo(zone), datetime(first, 1, 1, tzinfo=UTC), []
@@ -146,6 +155,7 @@ def test_two_days_around_each_change_of_the_clocks_are_as_the_rule_says(zone: st
         begin = (change - timedelta(days=1)).replace(minute=0)
         for line in LINES:
             check(line, zone, begin, begin + timedelta(days=2))
+            check_from_anywhere(line, zone, change)
 
 
 @pytest.mark.parametrize("line", ["0,30 1-3 * * *", "*/15 1 * * *", "0 12 13 * 5"])
