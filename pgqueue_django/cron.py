@@ -127,13 +127,8 @@ class Line:
         return found if found < _END else None
 
     def _next_fixed(self, moment: datetime, tz: tzinfo) -> datetime | None:
-        local = moment.astimezone(tz)
-        wall = _floor(local)
-        if local.fold:
-            # The second time round: whatever was due before the clock went back has fired.
-            before = local.replace(fold=0)
-            change = _change(before.astimezone(UTC), moment, tz)
-            wall = _wall(change, _offset(before)) - _SECOND
+        # What a repeated hour shows for the second time is earlier, and passed over.
+        wall = _floor(moment.astimezone(tz))
         while (found := self._next_wall(wall)) is not None:
             real = _first(found, tz)
             if real is not None and real > moment:
