@@ -52,7 +52,8 @@ def found(*words: str) -> tuple[int | str | None, dict[str, list[str]]]:
     return answer.code, told
 
 
-def test_where_all_is_well_it_says_so(register: Register) -> None:
+def test_where_all_is_well_it_says_so(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgqueue_check, "_DEAD_ROWS", 10**12)  # what other tests have left in this table
     register()
     code, told = found()
     assert code == 0
