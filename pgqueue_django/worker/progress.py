@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -46,10 +47,14 @@ class Terminal(logging.StreamHandler[Any]):
             self.release()
 
     def _write(self, text: str) -> None:
-        # The terminal may be gone; whoever logs must not hear of it.
-        with suppress(OSError, ValueError):
+        try:
             self.stream.write(text)
             self.flush()
+        except (OSError, ValueError):
+            # The terminal is gone, and whoever logs must not hear of it; nor the interpreter at its end, which would
+            # fail to write what is left and exit with 120.
+            with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.stream.fileno())
 
 
 class Progress(threading.Thread):
