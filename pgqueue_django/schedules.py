@@ -81,8 +81,10 @@ def periodic(
         if not isinstance(task, Task):
             raise InvalidSchedule("@periodic stands above @task.")
         called = name or task.path
-        if not 0 < len(called) <= 100:
-            raise InvalidSchedule(f"{called[:120]!r}: a schedule's name has 1 to 100 characters; give one with name=.")
+        if not 0 < len(called) <= 100 or not called.isprintable():
+            raise InvalidSchedule(
+                f"{called[:120]!r}: a schedule's name has 1 to 100 printable characters; give one with name=."
+            )
         if missed not in Schedule.Missed.values or overlap not in Schedule.Overlap.values:
             raise InvalidSchedule(f"{called}: missed is none or one, overlap is allow or skip.")
         encode = payload.untyped if task.signature is None else task.signature.encode
@@ -211,7 +213,7 @@ def fire(using: str, *, limit: int = BATCH) -> Fired:
             is_said = isinstance(error, DatabaseError | InterfaceError) and text
             _say(using, id, text if is_said else f"{type(error).__name__}: {text}")
         if number < len(ids) and time.monotonic() > until:
-            return Fired(jobs, more=True)
+            return Fired(jobs, more=jobs > 0)  # none: what fails need not be tried again at once
     return Fired(jobs, more=len(ids) == limit and jobs > 0)
 
 

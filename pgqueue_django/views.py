@@ -129,7 +129,8 @@ class _Shared:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken: Snapshot | None = None
-        self._taken_at = 0.0
+        self._asked_at = 0.0
+        self._came_at = 0.0
         self._failed_at = 0.0
 
     def reading(self) -> Snapshot:
@@ -141,14 +142,15 @@ class _Shared:
             if self._failed_at > began:
                 raise Unanswered("no answer to somebody who asked before")
             asked_at = time.monotonic()
-            if self._taken is None or asked_at > self._taken_at + SHARED_SECONDS:
+            # One that came while this caller waited is his, however long it took.
+            if self._taken is None or (self._came_at < began and asked_at > self._asked_at + SHARED_SECONDS):
                 self._taken = None
                 try:
                     self._taken = _answer(snapshot.take, METRICS_SECONDS)
                 except Unanswered:
                     self._failed_at = time.monotonic()
                     raise
-                self._taken_at = asked_at
+                self._asked_at, self._came_at = asked_at, time.monotonic()
             return self._taken
         finally:
             self._lock.release()

@@ -277,6 +277,7 @@ def test_pause_and_resume_say_what_they_did() -> None:
     assert Answer("pgqueue_resume", "mail").out == "mail goes on"
     assert Answer("pgqueue_resume", "mail").code == 1
     assert Answer("pgqueue_pause", "no such queue").code == 2
+    assert Answer("pgqueue_pause", "mail", "--for", "0s").code == 2
 
 
 def test_a_length_that_no_moment_can_hold_is_refused() -> None:

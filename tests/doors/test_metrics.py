@@ -380,6 +380,15 @@ def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyP
     assert askers.shared.reading() is not first
 
 
+def test_who_has_waited_for_a_slow_reading_does_not_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "SHARED_SECONDS", -1.0)  # each is too old for who comes later
+    askers = Askers(5, monkeypatch)
+    first = askers.rivals[0].result()
+    assert all(rival.result() is first for rival in askers.rivals)
+    assert len(askers.tries) == 1
+    assert askers.shared.reading() is not first
+
+
 def test_all_who_wait_for_an_answer_that_does_not_come_hear_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
     askers = Askers(5, monkeypatch, fails=True)
     for rival in askers.rivals:

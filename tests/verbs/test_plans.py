@@ -17,7 +17,7 @@ from django.db import connection
 from pgqueue_django import snapshot, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Retried, Succeeded
-from pgqueue_django.states import State
+from pgqueue_django.states import FINISHED, State
 from pgqueue_django.transitions import Settlement
 
 from .rows import BOOM, DB, LEASE, claim, connect, held_by, new
@@ -207,6 +207,11 @@ VERBS: dict[str, tuple[Callable[[], object], set[str]]] = {
     "run_now": (lambda: transitions.run_now(DB, of_state(State.SCHEDULED)), {PRIMARY}),
     "delete": (lambda: transitions.delete(DB, of_state(State.FAILED)), {PRIMARY}),
     "prune": (lambda: transitions.prune(DB, limit=100), {PRUNABLE, PRIMARY}),
+    "prune, beyond": (lambda: transitions.prune_beyond(DB, 1_000, limit=100), {PRUNABLE, PRIMARY}),
+    "prune, older": (
+        lambda: transitions.prune_older(DB, FINISHED, older_seconds=0, after=0),
+        {PRIMARY},
+    ),
     "ready_queues": (lambda: transitions.ready_queues(DB), {READY}),
     "parked_tasks": (lambda: transitions.parked_tasks(DB), {PARKED}),
     "snapshot": (lambda: snapshot.take(DB), {READY, WAITING, RUNNING, BROKEN}),

@@ -522,7 +522,8 @@ def test_a_persons_row_is_not_overwritten_and_a_persons_switch_stays(declared: d
         ("0 0 30 2 *", {}, "no date ever matches"),
         ("0 3 * * *", {"tz": "Mars/Olympus"}, "no time zone"),
         ("0 3 * * *", {"missed": "all"}, "missed is none or one"),
-        ("0 3 * * *", {"name": "x" * 101}, "1 to 100 characters"),
+        ("0 3 * * *", {"name": "x" * 101}, "1 to 100 printable characters"),
+        ("0 3 * * *", {"name": "a\0b"}, "1 to 100 printable characters"),
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_written(
@@ -552,3 +553,12 @@ def test_a_round_has_an_end_however_many_are_due(make: Make, monkeypatch: pytest
     found = fire(DB)
     assert found.more
     assert found.jobs < 3
+
+
+def test_a_round_in_which_all_fail_is_not_followed_by_another_at_once(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "_FIRE_SECONDS", 0.0)
+    for number in range(3):
+        make(f"s{number}", task="nowhere.at_all")
+    assert fire(DB) == (0, False)

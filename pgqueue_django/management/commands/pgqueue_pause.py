@@ -10,6 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from pgqueue_django import queues
+from pgqueue_django.exceptions import InvalidOption
 from pgqueue_django.management import arguments, selection
 from pgqueue_django.tasks import QUEUE_NAME
 
@@ -31,7 +32,10 @@ class Command(arguments.SuggestingCommand):
         if not QUEUE_NAME.fullmatch(name):
             raise CommandError(f"{name!r} is no queue: give 1 to 63 characters A-Za-z0-9_.-", returncode=2)
         length = None if given["length"] is None else timedelta(seconds=given["length"])
-        queues.pause(using, name, reason=given["reason"], actor=f"cli:{_user()}", until=length)
+        try:
+            queues.pause(using, name, reason=given["reason"], actor=f"cli:{_user()}", until=length)
+        except InvalidOption as error:
+            raise CommandError(f"--for: {error}", returncode=2) from error
         self.stdout.write(f"{name} is paused{f', for {length}' if length else ''}")
 
 
