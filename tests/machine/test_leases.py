@@ -246,9 +246,11 @@ def no_heartbeats() -> Iterator[Callable[[], None]]:
                 IF current_setting('application_name') IN ('pgqueue heartbeat', 'pgqueue chores') THEN
                     RAISE 'not now' USING ERRCODE = 'lock_not_available';
                 END IF;
-                RETURN new;
+                RETURN NULL;
             END $$;
-            CREATE TRIGGER refuse_renewal BEFORE UPDATE ON pgqueue_job FOR EACH ROW EXECUTE FUNCTION refuse_renewal();
+            -- Of the statement: a renewal that moves no row, because a reaper holds it just now, is refused, too.
+            CREATE TRIGGER refuse_renewal BEFORE UPDATE ON pgqueue_job
+                FOR EACH STATEMENT EXECUTE FUNCTION refuse_renewal();
             """
         )
 
