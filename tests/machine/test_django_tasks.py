@@ -190,7 +190,7 @@ def test_a_retry_has_not_finished(drain: Drain, heard: Any) -> None:
 
 def test_failures_reach_djangos_own_log_with_their_traceback(drain: Drain, caplog: Any) -> None:
     name = handlers.task.__module__.rpartition(".")[0]
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger=name)
     failed, done = handlers.fail_async.enqueue("boo"), handlers.give.enqueue(1)
     drain()
     records = {
