@@ -69,5 +69,13 @@ class TaskNotFound(PgQueueError, LookupError):
     """No task can be imported from this path in this process."""
 
 
+class NoResult(PgQueueError, LookupError):
+    """A result that was asked for is not there. ``state`` is what the job is, None if the task has no such job."""
+
+    def __init__(self, message: str, *, state: str | None) -> None:
+        super().__init__(message)
+        self.state: str | None = state
+
+
 MAX_DELAY = 366 * 24 * 3600
 """The longest wait, in seconds, that a ``Retry`` or a backoff may ask for: beyond it a typo is likelier."""
