@@ -39,7 +39,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.dateparse import parse_datetime
-from django.utils.formats import date_format, number_format
+from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import is_aware, localtime, make_aware, now
@@ -50,6 +50,7 @@ from . import queues, schedules, transitions
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import MOMENTS, Job, Queue, Schedule, Worker
+from .outcomes import Kind
 from .payload import storable_text
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
@@ -111,6 +112,19 @@ LABELS = {
     State.FAILED: _("failed"),
     State.DEAD: _("dead"),
     State.CANCELLED: _("cancelled"),
+}
+
+
+KINDS: Mapping[str, Any] = {
+    Kind.ERROR: _("error"),
+    Kind.RETRY: _("retry"),
+    Kind.PERMANENT: _("permanent"),
+    Kind.PAYLOAD: _("payload"),
+    Kind.RESULT: _("result"),
+    Kind.TIMEOUT: _("timeout"),
+    Kind.TRANSACTION: _("transaction"),
+    Kind.LEASE_EXPIRED: _("lease expired"),
+    Kind.WORKER_LOST: _("worker lost"),
 }
 
 
@@ -466,7 +480,7 @@ def _report(using: str, verb: str, moved: Collection[int], skipped: Sequence[int
     """What was done and what was not, and why not; and how good that news is."""
     text = str(_VERBS[verb].done % {"count": len(moved)})
     if not skipped:
-        return f"{text}.", messages.SUCCESS
+        return gettext("%(done)s.") % {"done": text}, messages.SUCCESS
     states: Counter[str] = Counter()
     for chunk in _chunks(skipped):
         states.update(Job.objects.using(using).filter(pk__in=chunk).values_list("state", flat=True))
@@ -501,9 +515,15 @@ def moment(value: datetime | None, text: str = "", *, short: bool = False) -> Sa
     if value is None:
         return format_html("{}", "-")
     local = localtime(value) if is_aware(value) else value
-    full = date_format(local, "Y-m-d H:i:s")
-    shown = text or (date_format(local, "m-d H:i") if short else full)
+    full = written(local)
+    shown = text or (written(local, short=True) if short else full)
     return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, shown)
+
+
+def written(local: datetime, *, short: bool = False) -> str:
+    """As a form of this language would write it: other formats have no seconds, or are long."""
+    ending = "%M" if short else "%S"
+    return local.strftime(next(one for one in get_format("DATETIME_INPUT_FORMATS") if one.endswith(ending)))
 
 
 def length(seconds: float) -> str:
@@ -555,7 +575,9 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
         yield _("Idempotency key"), job.idempotency_key
     if isinstance(job.progress, dict):
         fraction = job.progress.get("fraction")
-        percent = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
+        percent = ""
+        if isinstance(fraction, int | float):
+            percent = gettext("%(percent)s%%") % {"percent": f"{fraction * 100:.0f}"}
         yield _("Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
     if job.parked_at:
         yield _("Handed back"), _("by workers that do not know this task")
@@ -581,7 +603,7 @@ def _attempts(history: Any, open_payload: bool) -> list[Attempt]:
                 started_at=moment(started) if isinstance(started, datetime) else started,
                 ended_at=moment(ended) if isinstance(ended, datetime) else ended,
                 took=length(took.total_seconds()) if isinstance(took, timedelta) else "",
-                kind=known.get("kind", ""),
+                kind=KINDS.get(str(known.get("kind")), known.get("kind", "")),
                 error_type=known.get("error_type", ""),
                 message=str(known.get("message") or "") if open_payload else "",
                 traceback=str(known.get("traceback") or "") if open_payload else "",
@@ -607,7 +629,7 @@ class WorkerAdmin(_WorkerAdmin):
     """The worker processes, to look at."""
 
     list_display = (
-        *("name", "host", "pid", "version", "queues", "running", "concurrency", "memory", "skew", "started_at"),
+        *("name", "host", "process", "version", "queues", "running", "concurrency", "memory", "skew", "started_at"),
         "heartbeat_at",
     )
     list_display_links = None
@@ -617,13 +639,22 @@ class WorkerAdmin(_WorkerAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:
         return super().get_queryset(request).using(router.db_for_write(self.model))
 
+    @admin.display(description=_("process"))
+    def process(self, worker: Worker) -> str:
+        return str(worker.pid)  # a name, not a number: without the separators of thousands
+
     @admin.display(description=_("memory"))
     def memory(self, worker: Worker) -> str:
-        return "-" if worker.memory_bytes is None else f"{worker.memory_bytes / 1e6:.0f} MB"
+        if worker.memory_bytes is None:
+            return "-"
+        return gettext("%(n)s MB") % {"n": number_format(round(worker.memory_bytes / 1e6))}
 
     @admin.display(description=_("clock skew"))
     def skew(self, worker: Worker) -> str:
-        return "-" if worker.skew_seconds is None else f"{worker.skew_seconds:+.3f} s"
+        if worker.skew_seconds is None:
+            return "-"
+        sign = "-" if worker.skew_seconds < 0 else "+"
+        return gettext("%(n)s s") % {"n": sign + number_format(abs(worker.skew_seconds), 3)}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -707,7 +738,7 @@ class ScheduleForm(_ScheduleForm):
             try:
                 Line(data["line"], data["zone"])
             except InvalidSchedule as error:
-                raise ValidationError({"line": str(error)}) from error
+                raise ValidationError({"line": _why(error)}) from error
         if {"task", "args", "kwargs"} <= set(data):
             self._check_call(data["task"], data["args"], data["kwargs"])
         return data
@@ -723,9 +754,18 @@ class ScheduleForm(_ScheduleForm):
         try:
             resolve(path).call(*args, **kwargs)
         except TaskNotFound as error:
-            raise ValidationError({"task": str(error)}) from error
+            text = gettext("There is no such task here: %(why)s")
+            raise ValidationError({"task": text % {"why": error}}) from error
         except (TypeError, InvalidPayload) as error:
-            raise ValidationError({"args": str(error)}) from error
+            text = gettext("The task does not take these arguments: %(why)s")
+            raise ValidationError({"args": text % {"why": error}}) from error
+
+
+def _why(error: InvalidSchedule) -> str:
+    """What is wrong, in the language of who reads it."""
+    return gettext(error.text) % {
+        name: gettext(str(value)) if name == "field" else value for name, value in error.params.items()
+    }
 
 
 @admin.register(Schedule)
@@ -741,9 +781,9 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     actions = ("run_schedules", "skip_schedules", "enable_schedules", "disable_schedules")
     fields = (
         *("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap", "is_enabled", "skip_next"),
-        *("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error"),
+        *("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job", "retired_at", "error"),
     )
-    _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error")
+    _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job", "retired_at", "error")
     _of_the_code = ("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap")
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
@@ -762,6 +802,10 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     def late(self, schedule: Schedule) -> str:
         return "-" if schedule.late_seconds is None else length(schedule.late_seconds)
 
+    @admin.display(description=_("last job"))
+    def last_job(self, schedule: Schedule) -> str:
+        return "-" if schedule.last_job_id is None else str(schedule.last_job_id)
+
     @admin.display(description=_("next ticks"))
     def next_ticks(self, schedule: Schedule) -> str:
         if schedule.next_at is None:
@@ -772,7 +816,7 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
         except InvalidSchedule:
             return "-"
         # By the clocks that the line goes by, not by those of whoever looks.
-        ticks = ", ".join(f"{line.wall(one):%Y-%m-%d %H:%M:%S}" for one in [first, *line.ticks(first, 4)])
+        ticks = ", ".join(written(line.wall(one)) for one in [first, *line.ticks(first, 4)])
         return f"{ticks} ({schedule.zone})"
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
@@ -813,7 +857,7 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
                 # From now on: what it missed while it was off is not made up for.
                 schedules.plan(chosen.db, schedule)
             except InvalidSchedule as error:
-                self.message_user(request, f"{schedule}: {error}", messages.ERROR)
+                self.message_user(request, f"{schedule}: {_why(error)}", messages.ERROR)
                 continue
             planned = {"is_enabled": True, "next_at": schedule.next_at, "error": ""}
             Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**planned)

@@ -58,7 +58,15 @@ class InvalidPayload(PgQueueError, ValueError):
 
 
 class InvalidSchedule(PgQueueError, ValueError):
-    """A schedule's line cannot be read, can never fire, or its time zone does not exist."""
+    """A schedule's line cannot be read, can never fire, or its time zone does not exist.
+
+    ``text`` with ``params`` in it is the message; apart, a door can say it in the language of who reads it.
+    """
+
+    def __init__(self, text: str, /, **params: object) -> None:
+        super().__init__(text % params if params else text)
+        self.text: str = text
+        self.params: dict[str, object] = params
 
 
 class InvalidOption(PgQueueError, ValueError):
