@@ -43,7 +43,7 @@ from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import is_aware, localtime, make_aware, now
-from django.utils.translation import gettext, ngettext_lazy
+from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from . import queues, schedules, transitions
@@ -84,7 +84,7 @@ _WALKS = {
 class StateFilter(admin.SimpleListFilter):
     """One state, found along an index that has its jobs, or among the newest jobs."""
 
-    title = _("state")
+    title = pgettext_lazy("queue", "state")
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -104,27 +104,37 @@ class StateFilter(admin.SimpleListFilter):
 
 
 LABELS = {
-    State.SCHEDULED: _("scheduled"),
-    State.QUEUED: _("queued"),
-    State.RUNNING: _("running"),
-    State.RETRYING: _("retrying"),
-    State.SUCCEEDED: _("succeeded"),
-    State.FAILED: _("failed"),
-    State.DEAD: _("dead"),
-    State.CANCELLED: _("cancelled"),
+    State.SCHEDULED: pgettext_lazy("queue", "scheduled"),
+    State.QUEUED: pgettext_lazy("queue", "queued"),
+    State.RUNNING: pgettext_lazy("queue", "running"),
+    State.RETRYING: pgettext_lazy("queue", "retrying"),
+    State.SUCCEEDED: pgettext_lazy("queue", "succeeded"),
+    State.FAILED: pgettext_lazy("queue", "failed"),
+    State.DEAD: pgettext_lazy("queue", "dead"),
+    State.CANCELLED: pgettext_lazy("queue", "cancelled"),
 }
 
 
 KINDS: Mapping[str, Any] = {
-    Kind.ERROR: _("error"),
-    Kind.RETRY: _("retry"),
-    Kind.PERMANENT: _("permanent"),
-    Kind.PAYLOAD: _("payload"),
-    Kind.RESULT: _("result"),
-    Kind.TIMEOUT: _("timeout"),
-    Kind.TRANSACTION: _("transaction"),
+    Kind.ERROR: pgettext_lazy("queue", "error"),
+    Kind.RETRY: pgettext_lazy("queue", "retry"),
+    Kind.PERMANENT: pgettext_lazy("queue", "permanent"),
+    Kind.PAYLOAD: pgettext_lazy("queue", "payload"),
+    Kind.RESULT: pgettext_lazy("queue", "result"),
+    Kind.TIMEOUT: pgettext_lazy("queue", "timeout"),
+    Kind.TRANSACTION: pgettext_lazy("queue", "transaction"),
     Kind.LEASE_EXPIRED: _("lease expired"),
     Kind.WORKER_LOST: _("worker lost"),
+}
+
+
+FIELDS: Mapping[str, Any] = {
+    "minute": pgettext_lazy("queue", "minute"),
+    "hour": pgettext_lazy("queue", "hour"),
+    "day of month": _("day of month"),
+    "month": pgettext_lazy("queue", "month"),
+    "day of week": _("day of week"),
+    "second": pgettext_lazy("queue", "second"),
 }
 
 
@@ -280,29 +290,29 @@ class JobAdminMixin(_JobAdmin):
             return queryset.none(), False
         return queryset.filter(pk=int(term)), False
 
-    @admin.display(description=_("job"))
+    @admin.display(description=pgettext_lazy("queue", "job"))
     def job_number(self, job: Job) -> str:
         return str(job.pk)
 
-    @admin.display(description=_("state"))
+    @admin.display(description=pgettext_lazy("queue", "state"))
     def job_state(self, job: Job) -> SafeString:
         return state_mark(job.state)
 
-    @admin.display(description=_("task"))
+    @admin.display(description=pgettext_lazy("queue", "task"))
     def job_task(self, job: Job) -> SafeString:
         if job.label:
             return format_html('{} <span class="pgq-label">{}</span>', job.task, job.label)
         return format_html("{}", job.task)
 
-    @admin.display(description=_("attempts"))
+    @admin.display(description=pgettext_lazy("queue", "attempts"))
     def job_attempts(self, job: Job) -> SafeString:
         return format_html('<span class="pgq-number">{}/{}</span>', job.attempts, job.max_attempts)
 
-    @admin.display(description=_("when"))
+    @admin.display(description=pgettext_lazy("queue", "when"))
     def job_when(self, job: Job) -> SafeString:
         return when(job, job.read_at)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("enqueued"))
+    @admin.display(description=pgettext_lazy("queue", "enqueued"))
     def job_enqueued_at(self, job: Job) -> SafeString:
         return moment(job.enqueued_at, short=True)
 
@@ -458,13 +468,13 @@ class _Verb:
 _VERBS = {
     "requeue": _Verb(
         transitions.requeue,
-        _("Requeue"),
+        pgettext_lazy("queue", "Requeue"),
         ngettext_lazy("%(count)s requeued", "%(count)s requeued", "count"),
         _("Requeued."),
     ),
     "cancel": _Verb(
         transitions.cancel,
-        _("Cancel"),
+        pgettext_lazy("queue", "Cancel"),
         ngettext_lazy("%(count)s cancelled", "%(count)s cancelled", "count"),
         _("Cancelled."),
     ),
@@ -486,7 +496,7 @@ def _report(using: str, verb: str, moved: Collection[int], skipped: Sequence[int
         states.update(Job.objects.using(using).filter(pk__in=chunk).values_list("state", flat=True))
     reasons = [(count, str(LABELS[State(state)])) for state, count in sorted(states.items())]
     if gone := len(skipped) - sum(states.values()):
-        reasons.append((gone, gettext("gone")))
+        reasons.append((gone, pgettext("queue", "gone")))
     if len(skipped) == 1:
         text = gettext("%(done)s, 1 skipped: it is %(state)s.") % {"done": text, "state": reasons[0][1]}
     else:
@@ -556,9 +566,9 @@ def when(job: Job, now: datetime) -> SafeString:
 
 
 def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
-    yield _("Queue"), job.queue_name
-    yield _("Priority"), job.priority
-    yield _("Attempts"), f"{job.attempts}/{job.max_attempts}"
+    yield pgettext_lazy("queue", "Queue"), job.queue_name
+    yield pgettext_lazy("queue", "Priority"), job.priority
+    yield pgettext_lazy("queue", "Attempts"), f"{job.attempts}/{job.max_attempts}"
     yield _("Enqueued at"), moment(job.enqueued_at)
     yield _("Not before"), moment(job.run_after)
     yield _("Started at"), moment(job.started_at)
@@ -570,7 +580,7 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
     if job.prune_after:
         yield _("Kept until"), moment(job.prune_after)
     if job.worker_id:
-        yield _("Worker"), job.worker_id
+        yield pgettext_lazy("queue", "Worker"), job.worker_id
     if job.idempotency_key is not None:
         yield _("Idempotency key"), job.idempotency_key
     if isinstance(job.progress, dict):
@@ -578,7 +588,7 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
         percent = ""
         if isinstance(fraction, int | float):
             percent = gettext("%(percent)s%%") % {"percent": f"{fraction * 100:.0f}"}
-        yield _("Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
+        yield pgettext_lazy("queue", "Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
     if job.parked_at:
         yield _("Handed back"), _("by workers that do not know this task")
 
@@ -639,11 +649,11 @@ class WorkerAdmin(_WorkerAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:
         return super().get_queryset(request).using(router.db_for_write(self.model))
 
-    @admin.display(description=_("process"))
+    @admin.display(description=pgettext_lazy("queue", "process"))
     def process(self, worker: Worker) -> str:
         return str(worker.pid)  # a name, not a number: without the separators of thousands
 
-    @admin.display(description=_("memory"))
+    @admin.display(description=pgettext_lazy("queue", "memory"))
     def memory(self, worker: Worker) -> str:
         if worker.memory_bytes is None:
             return "-"
@@ -706,7 +716,7 @@ class QueueAdmin(_WhereJobsAre, _QueueAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("name",) if obj else ()
 
-    @admin.display(boolean=True, description=_("paused"))
+    @admin.display(boolean=True, description=pgettext_lazy("queue", "paused"))
     def paused(self, queue: Queue) -> bool:
         return queue.name in queues.paused(router.db_for_write(Queue))
 
@@ -718,7 +728,7 @@ class QueueAdmin(_WhereJobsAre, _QueueAdmin):
             until=obj.resume_at,
         )
 
-    @admin.action(description=_("Resume"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Resume"), permissions=["change"])
     def resume_queues(self, request: HttpRequest, chosen: QuerySet[Queue]) -> None:
         for queue in chosen:
             if queues.resume(router.db_for_write(Queue), queue.name):
@@ -764,7 +774,7 @@ class ScheduleForm(_ScheduleForm):
 def _why(error: InvalidSchedule) -> str:
     """What is wrong, in the language of who reads it."""
     return gettext(error.text) % {
-        name: gettext(str(value)) if name == "field" else value for name, value in error.params.items()
+        name: FIELDS.get(str(value), value) if name == "field" else value for name, value in error.params.items()
     }
 
 
@@ -850,7 +860,7 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     def skip_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         self._switch(request, chosen, gettext("The next tick is skipped."), skip_next=True)
 
-    @admin.action(description=_("Enable"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Enable"), permissions=["change"])
     def enable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         for schedule in chosen.filter(is_enabled=False):
             try:
@@ -863,7 +873,7 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
             Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**planned)
             self.log_change(request, schedule, gettext("Enabled."))
 
-    @admin.action(description=_("Disable"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Disable"), permissions=["change"])
     def disable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         self._switch(request, chosen, gettext("Disabled."), is_enabled=False)
 

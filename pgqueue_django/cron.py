@@ -38,7 +38,7 @@ _NAMES = {
     "@midnight": "0 0 * * *",
     "@hourly": "0 * * * *",
 }
-_FIELDS = (_("minute"), _("hour"), _("day of month"), _("month"), _("day of week"), _("second"))
+_FIELDS = ("minute", "hour", "day of month", "month", "day of week", "second")
 _ALLOWED = re.compile(r"[0-9A-Za-z*,/#?-]+")
 # R draws lots at each look and H depends on who asks: neither says when it fires.
 _DRAWN = re.compile(r"(^|,)[RH]($|[(/,])", re.I)

@@ -75,7 +75,7 @@ def marked_language(marked_catalogue: Path, settings: Any) -> Iterator[None]:
     settings.LOCALE_PATHS = [str(marked_catalogue)]
     settings.LANGUAGE_CODE = "en-gb"
     translation.activate("en-gb")
-    assert translation.gettext("state") == marked("state")
+    assert translation.gettext("Job queue") == marked("Job queue")
     yield
     translation.deactivate()
 

@@ -25,14 +25,25 @@ def test_the_promised_languages_are_there() -> None:
 
 
 def test_messages_are_found_in_code_and_in_templates_of_each_kind() -> None:
-    found = {message.id for message in catalogs.extracted()}
-    assert "state" in found  # gettext_lazy as _
+    messages = {(message.context, message.id) for message in catalogs.extracted()}
+    found = {id for _, id in messages}
+    assert "Job queue" in found  # gettext_lazy as _
+    assert ("queue", "state") in messages  # pgettext_lazy
+    assert ("queue", "gone") in messages  # pgettext
+    assert ("queue", "Result") in messages  # {% translate %} with a context
     assert "Job %(number)s" in found  # gettext
     assert ("%(count)s requeued", "%(count)s requeued") in found  # ngettext_lazy
     assert "%(line)r: no date ever matches it." in found  # gettext_noop as _
     assert "Failed attempts" in found  # {% translate %}
     assert "after %(took)s" in found  # {% blocktranslate %}
     assert ("%(counter)s argument, not shown to you.", "%(counter)s arguments, not shown to you.") in found
+
+
+def test_a_single_word_has_a_context() -> None:
+    """Django makes one catalogue of all apps: a shop's "state" may be part of an address, and its "worker" a person."""
+    djangos = {"Home", "History"}  # in its admin, and shown there with them
+    bare = {message.id for message in catalogs.extracted() if message.context is None and isinstance(message.id, str)}
+    assert {id for id in bare if re.fullmatch(r"\w+", id)} == djangos
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
