@@ -14,6 +14,9 @@ from pgqueue_django import (
     Call,
     Enqueued,
     Interrupt,
+    InvalidOption,
+    InvalidPayload,
+    InvalidSchedule,
     JobCancelled,
     JobContext,
     JobTimeout,
@@ -23,8 +26,10 @@ from pgqueue_django import (
     PgQueueError,
     Retry,
     Task,
+    TaskNotFound,
     enqueue,
     enqueue_many,
+    job_options,
     periodic,
     task,
     task_by_name,
@@ -90,6 +95,8 @@ def late(order_id: int) -> bool:
     return True
 
 
+# For Django's own tasks: it marks the function and leaves its type alone.
+marked = job_options(max_attempts=3, timeout=30, backoff=Backoff(), atomic=True)(late)
 elsewhere = task_by_name("shop.tasks.charge")
 made = task(late)
 made_with_options = task(priority=1)(late)
@@ -163,6 +170,7 @@ def right_options() -> None:
     ).enqueue(7)
     charge.using(run_after=timedelta(minutes=1)).using(idempotency_key=None).enqueue(7)
     task(max_attempts=None, timeout=None)(late)
+    assert_type(marked(7), bool)
 
 
 def wrong_options() -> None:
@@ -173,6 +181,9 @@ def wrong_options() -> None:
     task(queue="billing")  # type: ignore[call-overload]
     task(timeout="30")  # type: ignore[call-overload]
     task(takes_context=True)(late)  # type: ignore[arg-type]
+    job_options(queue_name="billing")  # type: ignore[call-arg]
+    job_options(timeout="30")  # type: ignore[arg-type]
+    marked("7")  # type: ignore[arg-type]
     task("name")  # type: ignore[call-overload]
     task_by_name(late)  # type: ignore[arg-type]
     Backoff(base="2")  # type: ignore[arg-type]
@@ -229,9 +240,11 @@ def right_exceptions() -> None:
         PermanentError("no"),
     ]
     ours: list[PgQueueError] = [Retry(), PermanentError()]
+    values: list[ValueError] = [InvalidOption(), InvalidPayload(), InvalidSchedule("no line")]
+    lookups: list[LookupError] = [TaskNotFound(), NoResult("no job", state=None)]
     interrupts: list[Interrupt] = [JobCancelled(), LeaseLost(), JobTimeout()]
     assert_type(Retry().delay, float | None)
-    print(errors, ours, interrupts)
+    print(errors, ours, values, lookups, interrupts)
 
 
 def wrong_exceptions() -> None:

@@ -1,4 +1,4 @@
-"""Run by ``make lint``: pyright finds a complete type for every public name and for every member of it.
+"""Run by ``make lint``: each public name is in ``typed_calls.py``, and pyright finds a complete type for all of it.
 
 ``pyright --verifytypes`` looks at all modules, and Django's model fields have no types that pyright can read without
 mypy's plugin; so what it says is kept for the public names alone.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,9 @@ def _public() -> tuple[str, ...]:
 
 
 def main() -> None:
+    calls = Path(__file__).with_name("typed_calls.py").read_text()
+    if unread := [name for name in pgqueue_django.__all__ if not re.search(rf"\b{name}\b", calls)]:
+        sys.exit(f"typed_calls.py does not read {unread}")
     command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--ignoreexternal", "--outputjson"]
     # It does not find what is installed as editable.
     where = {**os.environ, "PYTHONPATH": str(Path(pgqueue_django.__file__).parents[1])}
