@@ -28,7 +28,7 @@ def functions(path: str) -> set[str]:
     return {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("document", ["docs/guarantees.md", "tests/chaos/README.md"])
+@pytest.mark.parametrize("document", ["docs/guarantees.md", "tests/chaos/README.md", "tests/contract/README.md"])
 def test_every_test_that_a_document_names_is_there(document: str) -> None:
     text = (ROOT / document).read_text()
     assert text.count("::test_") > 20
