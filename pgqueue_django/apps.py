@@ -7,3 +7,6 @@ class PgQueueConfig(AppConfig):
     label = "pgqueue_django"
     default_auto_field = "django.db.models.BigAutoField"
     verbose_name = _("Job queue")
+
+    def ready(self) -> None:
+        from . import checks  # noqa: F401 (registers them)

@@ -11,6 +11,8 @@ import json
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models
 from django.db.models import BooleanField, F, Q, Value
 from django.db.models.expressions import RawSQL
@@ -18,6 +20,12 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from .states import FINISHED, WAITING, State
+
+if not apps.is_installed("pgqueue_django"):
+    # Django would say that Job has no app_label.
+    raise ImproperlyConfigured(
+        'pgqueue_django is not installed: add "pgqueue_django" to INSTALLED_APPS, and run manage.py migrate.'
+    )
 
 MAX_PRIORITY = 100
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))

@@ -105,6 +105,11 @@ def periodic(
     return decorate
 
 
+def declared_schedules() -> list[tuple[str, str]]:
+    """Name and task of the schedules whose modules this process has imported."""
+    return sorted((one.name, one.task) for one in _declared.values())
+
+
 # Whoever declares the same line again changes nothing: ten workers that start at a tick must not move it.
 _DECLARE = """
     INSERT INTO pgqueue_schedule AS old (name, is_code, task, line, zone, args, kwargs, missed, overlap, is_enabled,
