@@ -1,8 +1,8 @@
 """System checks: what is wrong with how a project is set up, and the remedy.
 
-``manage.py check`` runs those that need no database, ``manage.py check --database default`` all of them (since Django
-6.1 also without that word), and ``pgqueue_check`` shows what they find. A database that is away is a warning, never an
-error: ``migrate`` and ``runserver`` refuse to begin where a check has found an error. docs/checks.md lists them all.
+``manage.py check`` runs those that need no database, ``manage.py check --database default`` all of them, and
+``pgqueue_check`` shows what they find. What is wrong with a database is a warning, never an error: ``migrate``, which
+asks it first, refuses to begin where a check has found an error. docs/checks.md lists them all.
 
 What needs psycopg 3 is imported where it is used: that it is missing has to be said here.
 """
@@ -156,15 +156,18 @@ def tasks() -> Iterator[CheckMessage]:
     from .tasks import declared_tasks, resolve
 
     # As autodiscover_modules does it; but that stops at the first and does not say which.
+    broken = set()
     for app in apps.get_app_configs():
         if app.module is None or not module_has_submodule(app.module, "tasks"):
             continue
         try:
             import_module(f"{app.name}.tasks")
         except InvalidSchedule as error:
+            broken.add(f"{app.name}.tasks")
             yield _error("E006", f"A schedule of {app.name}.tasks cannot fire: {error}", "Correct its @periodic.")
         except (Exception, SystemExit) as error:
             # No error: a module may need what only the workers have.
+            broken.add(f"{app.name}.tasks")
             yield _warning(
                 "W001",
                 f"{app.name}.tasks cannot be imported here: {type(error).__name__}: {error}",
@@ -173,6 +176,8 @@ def tasks() -> Iterator[CheckMessage]:
             )
     missing = {}
     for path in declared_tasks():
+        if path.rpartition(".")[0] in broken:
+            continue
         try:
             resolve(path)
         except TaskNotFound as error:
