@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
-from django.db import models
+from django.db import models, router
 from django.db.models import BooleanField, F, Q, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
@@ -27,8 +27,17 @@ if not apps.is_installed("pgqueue_django"):
         'pgqueue_django is not installed: add "pgqueue_django" to INSTALLED_APPS, and run manage.py migrate.'
     )
 
+M = TypeVar("M", bound=models.Model, covariant=True)
+
 MAX_PRIORITY = 100
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
+
+
+class _OfThePrimary(models.Manager[M]):
+    """Reads where is written, whatever the router says of readings: a replica would show a new job as missing."""
+
+    def get_queryset(self) -> models.QuerySet[M]:
+        return super().get_queryset().using(self._db or router.db_for_write(self.model))
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -54,6 +63,9 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def running(self) -> JobQuerySet:
         return self.filter(state=State.RUNNING)
+
+
+JobManager = _OfThePrimary.from_queryset(JobQuerySet)
 
 
 class PayloadField(models.JSONField):
@@ -157,7 +169,7 @@ class Job(models.Model):
         _("label"), max_length=200, db_default="", db_comment="A short text for people, made at enqueue"
     )
 
-    objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()
+    objects = JobManager()
 
     class Meta:
         db_table = "pgqueue_job"
@@ -249,6 +261,9 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
         return self.filter(heartbeat_at__gt=Now() - lease)
 
 
+WorkerManager = _OfThePrimary.from_queryset(WorkerQuerySet)
+
+
 class Worker(models.Model):
     """One worker process, for people to look at. Recovery never depends on this row."""
 
@@ -275,7 +290,7 @@ class Worker(models.Model):
     started_at = models.DateTimeField(_("started at"), db_default=Now(), db_comment="When it registered")
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now(), db_comment="Its last heartbeat")
 
-    objects: ClassVar[models.Manager[Worker]] = WorkerQuerySet.as_manager()
+    objects = WorkerManager()
 
     class Meta:
         db_table = "pgqueue_worker"
@@ -293,6 +308,8 @@ class Chore(models.Model):
 
     name = models.CharField(primary_key=True, max_length=40, db_comment="reap, promote, ...")
     due_at = models.DateTimeField(db_default=Now(), db_comment="When it is to be done next")
+
+    objects: ClassVar[models.Manager[Chore]] = _OfThePrimary()
 
     class Meta:
         db_table = "pgqueue_chore"
@@ -315,6 +332,8 @@ class Queue(models.Model):
     )
     actor = models.CharField(_("actor"), max_length=150, db_default="", db_comment="Who paused it")
 
+    objects: ClassVar[models.Manager[Queue]] = _OfThePrimary()
+
     class Meta:
         db_table = "pgqueue_queue"
         verbose_name = _("queue")
@@ -335,6 +354,9 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def planned(self) -> ScheduleQuerySet:
         """Those that are to fire, the next one first."""
         return self.filter(is_enabled=True, retired_at=None).order_by("next_at", "id")
+
+
+ScheduleManager = _OfThePrimary.from_queryset(ScheduleQuerySet)
 
 
 class Schedule(models.Model):
@@ -394,7 +416,7 @@ class Schedule(models.Model):
     last_fired_at = models.DateTimeField(_("fired at"), null=True, editable=False, db_comment="And when that was")
     last_job_id = models.BigIntegerField(_("last job"), null=True, editable=False, db_comment="The job of that tick")
 
-    objects: ClassVar[models.Manager[Schedule]] = ScheduleQuerySet.as_manager()
+    objects = ScheduleManager()
 
     class Meta:
         db_table = "pgqueue_schedule"
@@ -442,6 +464,8 @@ class Counters(models.Model):
     pickup_seconds = models.FloatField(db_default=0, db_comment="Sum of the pickup times")
     run_counts = CountsField(db_comment="Run times per bucket of stats.BOUNDS, the last one beyond them")
     run_seconds = models.FloatField(db_default=0, db_comment="Sum of the run times")
+
+    objects: ClassVar[models.Manager[Any]] = _OfThePrimary()
 
     class Meta:
         abstract = True

@@ -227,7 +227,7 @@ def command(job_id: int) -> None:
         ["pause", "default"],
         ["resume", "default"],
         ["enqueue", "tests.machine.handlers.do_nothing", "[]"],
-        ["prune", "--older-than", "3600"],
+        ["prune", "--older-than", "1h"],
     ):
         call_command(f"pgqueue_{words[0]}", *words[1:])
     call_command("check", "--tag", "pgqueue", "--database", handlers.do_nothing.using_database)
