@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import connection, connections, transaction
 from django.db.backends.utils import CursorWrapper
@@ -28,8 +28,10 @@ from tests.machine import handlers
 
 from .workers import Process, Running, database_url, wait_for
 
+OURS = ("apart", "shard", "bare")
+
 # Without available_apps: with users, and the admin's log.
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica", "apart", "shard"])
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica", *OURS])
 StartWorker = Callable[..., Running]
 ADMIN = "/admin/pgqueue_django/"
 
@@ -97,7 +99,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Statements:
 
 @pytest.fixture(scope="module", autouse=True)
 def aliases(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """``replica``: the default database for a role that may only read. ``apart``, ``shard``: real ones of our own."""
+    """``replica``: the default database for a role that may only read; ``apart``, ``shard`` and ``bare`` are real ones.
+
+    ``bare`` has no tables, the other two those of the queue.
+    """
     there = connections.settings["default"]
     role = sql.Identifier(f"{there['NAME']}_reader")
     with django_db_blocker.unblock(), rows.connect() as session, pytest.MonkeyPatch.context() as patch:
@@ -115,17 +120,18 @@ def aliases(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
                 session.execute(sql.SQL("REVOKE ALL ON {} FROM {}").format(sql.Identifier(table), role))
         reader = f"-c role={there['NAME']}_reader -c default_transaction_read_only=on"
         alias("replica", OPTIONS={**there["OPTIONS"], "options": reader})
-        for name in ("apart", "shard"):
+        for name in OURS:
             session.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database(name))))
             alias(name, NAME=database(name))
+        for name in ("apart", "shard"):
             call_command("migrate", "pgqueue_django", database=name, verbosity=0)
         try:
             yield
         finally:
-            for name in ("replica", "apart", "shard"):
+            for name in ("replica", *OURS):
                 connections[name].close()
                 del connections[name]
-            for name in ("apart", "shard"):
+            for name in OURS:
                 session.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(database(name))))
             session.execute(sql.SQL("DROP OWNED BY {}; DROP ROLE {}").format(role, role))
 
@@ -273,6 +279,16 @@ def test_a_queue_on_an_alias_of_its_own_sends_nothing_of_it_anywhere_else(
     assert sent.of_the_queue("default") == sent.on("shard") == []
     assert counts["apart"] > 100
     assert not Job.objects.using("default").exists()
+
+
+def test_migrate_makes_the_tables_where_the_router_says_and_the_rights_where_users_are(settings: Any) -> None:
+    settings.DATABASE_ROUTERS = [QueueApart()]
+    call_command("migrate", database="bare", verbosity=0)
+    tables = connections["bare"].introspection.table_names()
+    assert "auth_user" in tables
+    assert [name for name in tables if name.startswith("pgqueue_")] == []
+    rights = Permission.objects.using("bare").filter(content_type__app_label="pgqueue_django")
+    assert {"view_job", "requeue_job"} <= set(rights.values_list("codename", flat=True))
 
 
 def test_a_task_says_by_itself_where_its_jobs_go(sent: Statements) -> None:
