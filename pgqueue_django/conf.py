@@ -95,6 +95,14 @@ def current() -> Settings:
     return replace(Settings(), **given)
 
 
+def at_import() -> Settings:
+    """For decorators: the defaults where the settings are wrong.
+
+    What is wrong the system checks say, and those run only if all modules can be imported.
+    """
+    return Settings() if mistakes() else current()
+
+
 def mistakes() -> list[Mistake]:
     """All that is wrong with the settings as they are now."""
     given = _given()

@@ -156,6 +156,13 @@ def test_what_is_enough_is_not_complained_of(project: Project, changes: str) -> 
     assert project.check(settings=changes)[0] == []
 
 
+def test_wrong_settings_do_not_keep_modules_with_tasks_from_being_imported(project: Project) -> None:
+    """Else the check that says what is wrong would never be run."""
+    project.write("site_app/models.py", "from . import tasks")
+    project.write("site_app/tasks.py", f"{_TASKS}\n@task(atomic=True, timeout=1)\ndef atomic() -> None: ...\n")
+    assert project.check(settings='PGQUEUE = {"LEES": 3}')[0] == ["E003"]
+
+
 def test_a_module_of_tasks_that_cannot_be_imported_is_named_and_stops_nothing(project: Project) -> None:
     """A web process may lack what only the workers have: an error would keep ``migrate`` from running there."""
     project.write("site_app/tasks.py", "import torch_that_only_workers_have")
@@ -292,6 +299,38 @@ def test_rows_of_schedules_that_cannot_fire_are_named(project: Project) -> None:
         "of its past": "the INSERT was refused",
     }.items():
         assert re.search(rf"The schedule {name} in database default cannot fire: .*{why}", told), told
+
+
+# -- pgqueue_check ---------------------------------------------------------------------------------------------
+
+
+def test_pgqueue_check_tells_the_same(project: Project) -> None:
+    settings = (
+        'DATABASES["default"]["OPTIONS"]["options"] = "-c synchronous_commit=off"\n'
+        'DATABASES["default"]["OPTIONS"]["pool"] = True\n'
+        'DATABASES["queue"] = DATABASES["default"]; DATABASE_ROUTERS = ["routers.Router"]'
+    )
+    code, told = project.run("pgqueue_check", settings=settings)
+    assert code == 0, told
+    for subject, number in {"durability": "W008", "connections": "W004", "database": "W002"}.items():
+        assert re.search(rf"^warning +{subject} .*\(pgqueue\.{number}\)$", told, re.M), told
+    code, told = project.run("pgqueue_check", settings=f'{settings}; SILENCED_SYSTEM_CHECKS = ["pgqueue.W002"]')
+    assert "W002" not in told
+    assert "W008" in told
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ('DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}', "(pgqueue.E001)"),
+        ('PGQUEUE = {"LEES": 3}', "(pgqueue.E003)"),
+    ],
+)
+def test_pgqueue_check_fails_where_a_check_is_an_error(project: Project, changes: str, words: str) -> None:
+    code, told = project.run("pgqueue_check", settings=changes)
+    assert code == 1
+    assert words in told
+    assert "Traceback" not in told
 
 
 # -- poolers ---------------------------------------------------------------------------------------------------

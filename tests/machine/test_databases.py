@@ -207,6 +207,7 @@ def look_and_decide_in_admin(client: Client, using: str, job_id: int) -> None:
     client.post(f"{ADMIN}queue/add/", {"name": "mail", "reason": "down"})
     client.post(f"{ADMIN}queue/add/", {"name": "mail", "reason": "down"})
     assert Queue.objects.using(using).count() == 1
+    assert client.get(f"{ADMIN}queue/").status_code == 200
     client.post(f"{ADMIN}queue/", {"action": "resume_queues", "_selected_action": ["mail"]})
     assert not Queue.objects.using(using).exists()
     row = Schedule.objects.using(using).get()

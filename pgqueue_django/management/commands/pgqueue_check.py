@@ -79,8 +79,10 @@ class Command(SuggestingCommand):
 
 
 def _told(subject: str, messages: Iterable[CheckMessage], code: int = SOMETHING_FAILED) -> Iterator[Finding]:
-    """What the system checks say of it."""
+    """What the system checks say of it, but for those that the project has silenced."""
     for one in messages:
+        if one.is_silenced():
+            continue
         yield Finding(FAILED if one.level >= ERROR else WARNING, subject, f"{one.msg} {one.hint} ({one.id})", code)
 
 
@@ -104,8 +106,8 @@ def _tasks() -> Iterator[Finding]:
 
 
 def _in_time(using: str, worker: str | None) -> list[Finding]:
-    if wrong := list(_told("database", checks.engine(using))):
-        return wrong
+    if any(wrong := list(checks.engine(using))):
+        return list(_told("database", wrong))
     found, error = checks.in_time(using, lambda: _database(using, worker), _SECONDS)
     if error is None:
         return found
@@ -133,6 +135,7 @@ def _database(using: str, worker: str | None) -> Iterator[Finding]:
         yield Finding(FAILED, "database", f"{place} takes no writes: a replica, or default_transaction_read_only")
     else:
         yield Finding(OK, "database", f"{place}, answers in {took * 1000:.1f} ms")
+    yield from _told("database", checks.atomicity(using))
     if not any(conf.mistakes()):
         slots = conf.current().CONCURRENCY
         level = OK if free >= slots + _OWN else WARNING
