@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from django.apps import apps
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
-from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionDoesNotExist
@@ -116,10 +115,6 @@ def engine(using: str) -> Iterator[CheckMessage]:
     except ConnectionDoesNotExist:
         remedy = f"Let db_for_write give one of DATABASES ({', '.join(connections)})."
         yield _error("E001", f"The router gives jobs to {using}, which is not in DATABASES.", remedy)
-        return
-    except ImproperlyConfigured as error:
-        # Neither of the two can be imported. Its own text says why.
-        yield _error("E002", f"Database {using} has no driver: {error}", 'pip install "psycopg[binary]>=3.2.4"')
         return
     if wrapper.vendor != "postgresql":
         yield _error(

@@ -115,6 +115,7 @@ def test_where_all_is_well_nothing_is_found(project: Project) -> None:
             ["E001"],
             "The router gives jobs to queue, which is not in DATABASES",
         ),
+        ('import psycopg\npsycopg.__version__ = "3.2.3"', ["E002"], "psycopg 3.2.3 loses notifications"),
         ('PGQUEUE = {"LEES": 3, "POLL": 1}', ["E003", "E003"], "unknown LEES.\n\tHINT: Did you mean LEASE?"),
         ('PGQUEUE = {"LEASE": "30", "CONCURRENCY": 0}', ["E004", "E004"], "[\"LEASE\"] is '30'"),
         ("PGQUEUE = []", ["E004"], "settings.PGQUEUE is no dict"),
@@ -140,6 +141,7 @@ def test_what_the_settings_have_wrong_is_said_with_its_remedy(
     found, told = project.check(settings=changes)
     assert found == expected
     assert words in told
+    assert project.ask(settings=changes)[0] == expected
 
 
 @pytest.mark.parametrize(
