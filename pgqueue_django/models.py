@@ -33,14 +33,15 @@ MAX_PRIORITY = 100
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 
 
-class _OfThePrimary(models.Manager[M]):
-    """Reads where is written, whatever the router says of readings: a replica would show a new job as missing."""
+class PrimaryQuerySet(models.QuerySet[M]):
+    """Reads where is written, whatever the router says of readings: on a replica a new job would be missing."""
 
-    def get_queryset(self) -> models.QuerySet[M]:
-        return super().get_queryset().using(self._db or router.db_for_write(self.model))
+    @property
+    def db(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
 
 
-class JobQuerySet(models.QuerySet["Job"]):
+class JobQuerySet(PrimaryQuerySet["Job"]):
     """Readings of the job table, each along one index."""
 
     def ready(self, queue_name: str) -> JobQuerySet:
@@ -63,9 +64,6 @@ class JobQuerySet(models.QuerySet["Job"]):
 
     def running(self) -> JobQuerySet:
         return self.filter(state=State.RUNNING)
-
-
-JobManager = _OfThePrimary.from_queryset(JobQuerySet)
 
 
 class PayloadField(models.JSONField):
@@ -169,7 +167,7 @@ class Job(models.Model):
         _("label"), max_length=200, db_default="", db_comment="A short text for people, made at enqueue"
     )
 
-    objects = JobManager()
+    objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_job"
@@ -252,16 +250,13 @@ class Job(models.Model):
         return f"{self.task} #{self.pk}"
 
 
-class WorkerQuerySet(models.QuerySet["Worker"]):
+class WorkerQuerySet(PrimaryQuerySet["Worker"]):
     def alive(self) -> WorkerQuerySet:
         """Whose last heartbeat is younger than its lease, by the database's clock."""
         lease = models.ExpressionWrapper(
             models.F("lease_seconds") * models.Value(timedelta(seconds=1)), output_field=models.DurationField()
         )
         return self.filter(heartbeat_at__gt=Now() - lease)
-
-
-WorkerManager = _OfThePrimary.from_queryset(WorkerQuerySet)
 
 
 class Worker(models.Model):
@@ -290,7 +285,7 @@ class Worker(models.Model):
     started_at = models.DateTimeField(_("started at"), db_default=Now(), db_comment="When it registered")
     heartbeat_at = models.DateTimeField(_("heartbeat at"), db_default=Now(), db_comment="Its last heartbeat")
 
-    objects = WorkerManager()
+    objects: ClassVar[models.Manager[Worker]] = WorkerQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_worker"
@@ -309,7 +304,7 @@ class Chore(models.Model):
     name = models.CharField(primary_key=True, max_length=40, db_comment="reap, promote, ...")
     due_at = models.DateTimeField(db_default=Now(), db_comment="When it is to be done next")
 
-    objects: ClassVar[models.Manager[Chore]] = _OfThePrimary()
+    objects: ClassVar[models.Manager[Chore]] = PrimaryQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_chore"
@@ -332,7 +327,7 @@ class Queue(models.Model):
     )
     actor = models.CharField(_("actor"), max_length=150, db_default="", db_comment="Who paused it")
 
-    objects: ClassVar[models.Manager[Queue]] = _OfThePrimary()
+    objects: ClassVar[models.Manager[Queue]] = PrimaryQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_queue"
@@ -344,7 +339,7 @@ class Queue(models.Model):
         return self.name
 
 
-class ScheduleQuerySet(models.QuerySet["Schedule"]):
+class ScheduleQuerySet(PrimaryQuerySet["Schedule"]):
     def due(self) -> ScheduleQuerySet:
         """Those whose next tick has come; the ones that failed the last time behind the others."""
         return self.filter(is_enabled=True, retired_at=None, next_at__lte=Now()).order_by(
@@ -354,9 +349,6 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
     def planned(self) -> ScheduleQuerySet:
         """Those that are to fire, the next one first."""
         return self.filter(is_enabled=True, retired_at=None).order_by("next_at", "id")
-
-
-ScheduleManager = _OfThePrimary.from_queryset(ScheduleQuerySet)
 
 
 class Schedule(models.Model):
@@ -416,7 +408,7 @@ class Schedule(models.Model):
     last_fired_at = models.DateTimeField(_("fired at"), null=True, editable=False, db_comment="And when that was")
     last_job_id = models.BigIntegerField(_("last job"), null=True, editable=False, db_comment="The job of that tick")
 
-    objects = ScheduleManager()
+    objects: ClassVar[models.Manager[Schedule]] = ScheduleQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_schedule"
@@ -465,7 +457,7 @@ class Counters(models.Model):
     run_counts = CountsField(db_comment="Run times per bucket of stats.BOUNDS, the last one beyond them")
     run_seconds = models.FloatField(db_default=0, db_comment="Sum of the run times")
 
-    objects: ClassVar[models.Manager[Any]] = _OfThePrimary()
+    objects: ClassVar[models.Manager[Any]] = PrimaryQuerySet.as_manager()
 
     class Meta:
         abstract = True
