@@ -95,10 +95,10 @@ def current() -> Settings:
     return replace(Settings(), **given)
 
 
-def at_import() -> Settings:
-    """For decorators: the defaults where the settings are wrong.
+def before_checks() -> Settings:
+    """For decorators and parsers of command lines: the defaults where the settings are wrong.
 
-    What is wrong the system checks say, and those run only if all modules can be imported.
+    What is wrong the system checks say, and those are run only after all that.
     """
     return Settings() if mistakes() else current()
 

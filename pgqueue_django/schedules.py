@@ -88,7 +88,7 @@ def periodic(
         if missed not in Schedule.Missed.values or overlap not in Schedule.Overlap.values:
             raise InvalidSchedule(f"{called}: missed is none or one, overlap is allow or skip.")
         encode = payload.untyped if task.signature is None else task.signature.encode
-        args_json, kwargs_json = encode(tuple(args), dict(kwargs or {}), limit=conf.at_import().MAX_PAYLOAD_BYTES)
+        args_json, kwargs_json = encode(tuple(args), dict(kwargs or {}), limit=conf.before_checks().MAX_PAYLOAD_BYTES)
         made = _Declared(
             called,
             task.path,

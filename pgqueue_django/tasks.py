@@ -224,7 +224,7 @@ def task(
             raise InvalidOption(
                 f"{function.__qualname__}: atomic=True is for plain functions; Django has no async one."
             )
-        if atomic and seconds is None and conf.at_import().TIMEOUT is None:
+        if atomic and seconds is None and conf.before_checks().TIMEOUT is None:
             raise InvalidOption(f"{function.__qualname__}: atomic=True needs a timeout; it holds a transaction open.")
         path = f"{function.__module__}.{function.__qualname__}"
         _declared[path] = queue_name

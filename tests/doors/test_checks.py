@@ -165,6 +165,14 @@ def test_wrong_settings_do_not_keep_modules_with_tasks_from_being_imported(proje
     assert project.check(settings='PGQUEUE = {"LEES": 3}')[0] == ["E003"]
 
 
+def test_a_worker_does_not_begin_where_a_check_has_found_an_error(project: Project) -> None:
+    code, told = project.run("pgqueue_worker", "--drain", settings='PGQUEUE = {"LEES": 3}')
+    assert code == 1
+    assert "(pgqueue.E003)" in told
+    assert "Traceback" not in told
+    assert project.run("pgqueue_worker", "--drain", settings='PGQUEUE = {"LEASE": 3}')[0] == 0
+
+
 def test_a_module_of_tasks_that_cannot_be_imported_is_named_and_stops_nothing(project: Project) -> None:
     """A web process may lack what only the workers have: an error would keep ``migrate`` from running there."""
     project.write("site_app/tasks.py", "import torch_that_only_workers_have")
