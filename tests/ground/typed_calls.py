@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from pgqueue_django import Enqueued, JobContext, enqueue, task
+from pgqueue_django import Enqueued, JobContext, aenqueue_many, enqueue, task
 
 
 @task(queue_name="billing")
@@ -28,6 +28,16 @@ def right_calls() -> None:
     export.enqueue(7)
     enqueue(charge, 7)
     charge.call(7)
+
+
+async def right_calls_in_coroutines() -> None:
+    assert_type(await charge.aenqueue(7, amount_cents=1), Enqueued)
+    assert_type(await aenqueue_many([charge.call(7), remind.call(7)]), list[Enqueued])
+
+
+async def wrong_calls_in_coroutines() -> None:
+    await charge.aenqueue("7")  # type: ignore[arg-type]
+    await aenqueue_many([charge])  # type: ignore[list-item]
 
 
 def wrong_calls() -> None:

@@ -26,6 +26,7 @@ from pgqueue_django import enqueue_many, snapshot, views
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from tests.machine import handlers
 
+from .conftest import Gate
 from .workers import Process, Running, database_url, wait_for
 
 OURS = ("apart", "shard", "bare")
@@ -168,9 +169,14 @@ def enqueue_all(using: str) -> list[int]:
     return ids
 
 
-def work(worker: StartWorker, using: str, ids: list[int]) -> None:
-    """Until these are done, their worker has told of itself, and its chores have had their turn."""
+def work(worker: StartWorker, using: str, ids: list[int], gate: Gate) -> None:
+    """Until these are done, their worker has told of itself, a lease was renewed and the chores had their turn."""
+    held = handlers.wait_unwritten.enqueue(str(gate)).id
     running = worker(using=using, listen=True, lease=3)
+    lease = Job.objects.using(using).filter(pk=held).values_list("lease_expires_at", flat=True)
+    first = wait_for(lease.get, 30)
+    wait_for(lambda: lease.get() > first)
+    gate.open()
     wait_for(lambda: done(using, *ids), 30)
     wait_for(lambda: Worker.objects.using(using).alive().exists())
     fired = Schedule.objects.using(using).filter(last_job_id__isnull=False)
@@ -248,14 +254,14 @@ def client(transactional_db: None) -> Client:
 
 
 def test_with_a_replica_for_readings_everything_of_the_queue_is_on_the_primary(
-    client: Client, worker: StartWorker, sent: Statements, settings: Any
+    client: Client, worker: StartWorker, gate: Callable[[], Gate], sent: Statements, settings: Any
 ) -> None:
     """A replica is behind: a job that was just enqueued would be missing, and one that was cancelled still run."""
     settings.DATABASE_ROUTERS = [ReadsElsewhere()]
     settings.PGQUEUE = {"METRICS_PUBLIC": True, "HEARTBEAT": 0.2}
     plan_in_admin(client, "default")
     ids = enqueue_all("default")
-    work(worker, "default", ids)
+    work(worker, "default", ids, gate())
     look_and_decide_in_admin(client, "default", ids[0])
     measure(client)
     command(ids[0])
@@ -266,13 +272,13 @@ def test_with_a_replica_for_readings_everything_of_the_queue_is_on_the_primary(
 
 
 def test_a_queue_on_an_alias_of_its_own_sends_nothing_of_it_anywhere_else(
-    client: Client, worker: StartWorker, sent: Statements, settings: Any
+    client: Client, worker: StartWorker, gate: Callable[[], Gate], sent: Statements, settings: Any
 ) -> None:
     settings.DATABASE_ROUTERS = [QueueApart()]
     settings.PGQUEUE = {"METRICS_PUBLIC": True, "HEARTBEAT": 0.2}
     plan_in_admin(client, "apart")
     ids = enqueue_all("apart")
-    work(worker, "apart", ids)
+    work(worker, "apart", ids, gate())
     look_and_decide_in_admin(client, "apart", ids[0])
     measure(client)
     command(ids[0])
