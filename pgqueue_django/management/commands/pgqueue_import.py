@@ -26,7 +26,7 @@ from pgqueue_django import payload
 from pgqueue_django.exceptions import PgQueueError, TaskNotFound
 from pgqueue_django.management import arguments, selection
 from pgqueue_django.models import MAX_PRIORITY
-from pgqueue_django.tasks import Call, Task, enqueue_many, resolve, task_by_name
+from pgqueue_django.tasks import Call, enqueue_many, resolve, task_by_name
 
 _TELL_SECONDS = 10.0
 
@@ -106,6 +106,7 @@ class _Report:
     refused: int = 0
     clamped: int = 0
     queueing_locks: int = 0
+    others: int = 0  # wait there still, and were not seen
 
     def add(self, other: _Report) -> None:
         self.moved += other.moved
@@ -149,6 +150,7 @@ class Command(arguments.SuggestingCommand):
         with connections[using].cursor() as cursor:
             _check_table(cursor, using, given["source"], source)
         names = dict(given["map"])
+        self._unknown: dict[str, str] = {}
         for path in [] if given["unknown"] else names.values():
             try:
                 resolve(path)
@@ -166,8 +168,13 @@ class Command(arguments.SuggestingCommand):
             if time.monotonic() >= tell_at:
                 tell_at = time.monotonic() + _TELL_SECONDS
                 self.stderr.write(f"{report.moved.total():,} so far")
+        if not given["dry_run"]:
+            with connections[using].cursor() as cursor:
+                where, params = _waiting(source, given)
+                cursor.execute(f"SELECT count(*) FROM {source.table} WHERE {where}", params)
+                report.others = max(0, cursor.fetchone()[0] - report.left.total() - report.refused)
         self._tell(report, given)
-        if report.left or report.refused:
+        if report.left or report.refused or report.others:
             sys.exit(1)
 
     def _step(
@@ -212,14 +219,14 @@ class Command(arguments.SuggestingCommand):
         if row.lock is not None and not given["ignore_locks"]:
             raise _Left("they have a lock, which nothing keeps here: let their workers end them, or --ignore-locks")
         path = names.get(row.task, row.task)
-        task: Task[..., Any]
-        if given["unknown"]:
+        try:
+            task = resolve(path)
+        except TaskNotFound as error:
+            if not given["unknown"]:
+                # The first time it says why; and rows are told by this text.
+                why = self._unknown.setdefault(path, str(error))
+                raise _Left(f"{why} (--map {row.task}=…, or --unknown)") from error
             task = task_by_name(path)
-        else:
-            try:
-                task = resolve(path)
-            except TaskNotFound as error:
-                raise _Left(f"{error} (--map {row.task}=…, or --unknown)") from error
         priority = max(-MAX_PRIORITY, min(row.priority, MAX_PRIORITY))
         args, kwargs = payload.load(row.args or "null", row.kwargs or "null")
         call = task.using(
@@ -243,6 +250,10 @@ class Command(arguments.SuggestingCommand):
             self.stdout.write(f"{count:>9,}  left of {name}: {why}")
         if report.refused:
             self.stdout.write(f"{report.refused:>9,}  left, each named above with the reason")
+        if report.others:
+            self.stdout.write(
+                f"{report.others:>9,}  wait there: somebody held them, or they came meanwhile. Run it again"
+            )
 
 
 def _check_table(cursor: CursorWrapper, using: str, name: str, source: _Source) -> None:
@@ -273,18 +284,16 @@ def _read(
     cursor: CursorWrapper, source: _Source, place: Sequence[str], given: Mapping[str, Any]
 ) -> tuple[list[_Row], Sequence[str] | None]:
     """The next rows that wait, locked, and where the last one stands; None: there are no more."""
-    columns = ", ".join(column for column, _ in source.order)
-    where, params = [f"status = '{source.statuses[0]}'"], list[Any]()
-    if given["queue"]:
-        where.append("queue_name = ANY(%s)")
-        params.append(given["queue"])
+    # With the table's name: ORDER BY takes a name alone for that of the output, which is text.
+    columns = ", ".join(f"{source.table}.{column}" for column, _ in source.order)
+    where, params = _waiting(source, given)
     if place:
-        where.append(f"({columns}) > ({', '.join(f'%s::{kind}' for _, kind in source.order)})")
+        where += f" AND ({columns}) > ({', '.join(f'%s::{kind}' for _, kind in source.order)})"
         params += place
     cursor.execute(
         f"""
         SELECT {", ".join(f"{column}::text" for column, _ in source.order)}, {source.row} FROM {source.table}
-        WHERE {" AND ".join(where)} ORDER BY {columns} LIMIT %s
+        WHERE {where} ORDER BY {columns} LIMIT %s
         {"" if given["dry_run"] else "FOR UPDATE SKIP LOCKED"}
         """,
         [*params, given["batch"]],
@@ -292,6 +301,12 @@ def _read(
     found = cursor.fetchall()
     width = len(source.order)
     return [_Row(*row[width:]) for row in found], found[-1][:width] if len(found) == given["batch"] else None
+
+
+def _waiting(source: _Source, given: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """What is asked for, in SQL, and its parameters."""
+    where = f"status = '{source.statuses[0]}'"
+    return (f"{where} AND queue_name = ANY(%s)", [given["queue"]]) if given["queue"] else (where, [])
 
 
 def _delete(cursor: CursorWrapper, source: _Source, rows: Sequence[_Row]) -> None:

@@ -1,0 +1,91 @@
+"""The code of the guides does what it did before: the same day in the shop leaves the same ledger.
+
+*Before* runs under the peer's own worker, *after* under ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .projects import PACKAGES, Program, Project, missing
+
+DAY = sorted(
+    [
+        "paid order-1, 1000 cents, attempt 1",
+        "unreachable order-2, attempt 1",
+        "paid order-2, 2000 cents, attempt 2",
+        "declined order-3, attempt 1",
+        *(f"mail customer{number}@example.com: Your order {number}" for number in (1, 2, 3)),
+        *(f"mail {name}@example.com: Winter sale" for name in ("ada", "bob", "cyd")),
+    ]
+)
+REPORT = "report 2 orders are paid"
+
+WORKERS = {
+    "celery": ("celery", "-A", "shop", "worker", "-c", "2", "-Q", "celery,billing,mail", "-l", "info"),
+    "procrastinate": ("django", "procrastinate", "worker", "-c", "2"),
+    "django-q2": ("django", "qcluster"),
+    "django-tasks-db": ("django", "db_worker", "--queue-name", "*", "--no-startup-delay", "--interval", "0.1"),
+}
+
+# What their own schedulers do at three o'clock.
+TICKS = {
+    "celery": """
+from django.conf import settings
+from shop import celery_app
+celery_app.send_task(settings.CELERY_BEAT_SCHEDULE["daily-report"]["task"])
+""",
+    "procrastinate": "from shop.tasks import file_daily_report; file_daily_report.defer(timestamp=0)",
+    "django-q2": """
+from datetime import timedelta
+from django.utils import timezone
+from django_q.models import Schedule
+from django_q.scheduler import scheduler
+from shop.checkout import report_daily
+report_daily()
+Schedule.objects.filter(name="daily report").update(next_run=timezone.now() - timedelta(minutes=1))
+scheduler()
+""",
+    "django-tasks-db": "from shop.tasks import file_daily_report; file_daily_report.enqueue()",
+}
+
+guides = pytest.mark.parametrize("guide", sorted(PACKAGES))
+
+
+@guides
+def test_before_under_the_peers_worker(guide: str, projects: Callable[..., list[Project]]) -> None:
+    if why := missing(guide):
+        pytest.skip(why)
+    shop, _ = projects((guide, "before"), (guide, "after"))
+    shop.python("day")
+    worker = shop.start(*WORKERS[guide])
+    if guide == "django-q2":
+        # Its scheduler comes by each half minute; this is it.
+        late = "UPDATE django_q_schedule SET next_run = now() - interval '1 second' WHERE repeats <> 0 RETURNING id"
+        assert len(shop.sql(late)) == 3
+        shop.execute("from django_q.scheduler import scheduler; scheduler()")
+    _ends_with_the_ledger(shop, guide, worker)
+
+
+@guides
+def test_after_under_ours(guide: str, projects: Callable[..., list[Project]]) -> None:
+    if why := missing(guide):
+        pytest.skip(why)
+    _, shop = projects((guide, "before"), (guide, "after"))
+    shop.python("day")
+    worker = shop.start("django", "pgqueue_worker", "--concurrency", "2")
+    _ends_with_the_ledger(shop, guide, worker)
+    states = shop.sql("SELECT state, count(*) FROM pgqueue_job GROUP BY state ORDER BY state")
+    assert states == [("failed", 1), ("succeeded", 9)]  # the declined card
+
+
+def _ends_with_the_ledger(shop: Project, guide: str, worker: Program) -> None:
+    shop.wait_for_ledger(DAY, worker)
+    # What our worker has declared as it started.
+    if not shop.sql("UPDATE pgqueue_schedule SET next_at = now() - interval '1 second' RETURNING id"):
+        shop.execute(TICKS[guide])
+    shop.wait_for_ledger([*DAY, REPORT], worker)
+    assert worker.stop() == 0, worker.log
+    assert shop.ledger == sorted([*DAY, REPORT])
