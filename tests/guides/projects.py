@@ -91,11 +91,11 @@ class Project:
             "SCRATCH": str(directory),
         }
 
-    def start(self, *arguments: str) -> Program:
+    def start(self, *arguments: str, environment: dict[str, str] | None = None) -> Program:
         """``python -m …``, running on."""
         command = [sys.executable, "-m", *arguments]
         log = self.directory / f"{len(self._programs)}.log"
-        self._programs.append(Program(command, self._environment, self.directory, log))
+        self._programs.append(Program(command, {**self._environment, **(environment or {})}, self.directory, log))
         return self._programs[-1]
 
     def python(self, *arguments: str, code: int = 0) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -61,11 +61,7 @@ def test_before_under_the_peers_worker(guide: str, projects: Callable[..., list[
     shop, _ = projects((guide, "before"), (guide, "after"))
     shop.python("day")
     worker = shop.start(*WORKERS[guide])
-    if guide == "django-q2":
-        # Its scheduler comes by each half minute; this is it.
-        late = "UPDATE django_q_schedule SET next_run = now() - interval '1 second' WHERE repeats <> 0 RETURNING id"
-        assert len(shop.sql(late)) == 3
-        shop.execute("from django_q.scheduler import scheduler; scheduler()")
+    _schedule_at_once(shop, guide)
     _ends_with_the_ledger(shop, guide, worker)
 
 
@@ -77,13 +73,58 @@ def test_after_under_ours(guide: str, projects: Callable[..., list[Project]]) ->
     shop.python("day")
     worker = shop.start("django", "pgqueue_worker", "--concurrency", "2")
     _ends_with_the_ledger(shop, guide, worker)
+    _nine_succeeded(shop)
+
+
+@pytest.mark.parametrize("guide", ["celery", "django-q2"])
+def test_what_was_queued_before_is_handed_over_by_the_peers_worker(
+    guide: str, projects: Callable[..., list[Project]]
+) -> None:
+    if why := missing(guide):
+        pytest.skip(why)
+    before, during = projects((guide, "before"), (guide, "during"))
+    before.python("day")
+    theirs = during.start(*WORKERS[guide], environment={"SCRATCH": str(before.directory)})
+    ours = during.start("django", "pgqueue_worker", "--concurrency", "2")
+    _schedule_at_once(during, guide)
+    _ends_with_the_ledger(during, guide, ours)
+    assert theirs.stop() == 0, theirs.log
+    _nine_succeeded(during)
+
+
+@pytest.mark.parametrize(
+    ("guide", "options"),
+    [("django-tasks-db", ()), ("procrastinate", ("--map", "newsletter=shop.tasks.send_newsletter"))],
+)
+def test_what_was_queued_before_is_moved(
+    guide: str, options: Sequence[str], projects: Callable[..., list[Project]]
+) -> None:
+    if why := missing(guide):
+        pytest.skip(why)
+    before, after = projects((guide, "before"), (guide, "after"))
+    before.python("day")
+    assert "9  moved" in after.django("pgqueue_import", guide, *options)
+    worker = after.start("django", "pgqueue_worker", "--concurrency", "2")
+    _ends_with_the_ledger(after, guide, worker)
+    _nine_succeeded(after)
+
+
+def _schedule_at_once(shop: Project, guide: str) -> None:
+    """The scheduler of django-q2 comes by each half minute; this is it."""
+    if guide == "django-q2":
+        late = "UPDATE django_q_schedule SET next_run = now() - interval '1 second' WHERE repeats <> 0 RETURNING id"
+        assert len(shop.sql(late)) == 3
+        shop.execute("from django_q.scheduler import scheduler; scheduler()")
+
+
+def _nine_succeeded(shop: Project) -> None:
     states = shop.sql("SELECT state, count(*) FROM pgqueue_job GROUP BY state ORDER BY state")
     assert states == [("failed", 1), ("succeeded", 9)]  # the declined card
 
 
 def _ends_with_the_ledger(shop: Project, guide: str, worker: Program) -> None:
     shop.wait_for_ledger(DAY, worker)
-    # What our worker has declared as it started.
+    # What our worker has declared as it started; where it has not, the peer's own.
     if not shop.sql("UPDATE pgqueue_schedule SET next_at = now() - interval '1 second' RETURNING id"):
         shop.execute(TICKS[guide])
     shop.wait_for_ledger([*DAY, REPORT], worker)

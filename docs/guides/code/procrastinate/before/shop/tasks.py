@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 @app.task(
     queue="billing",
-    retry=RetryStrategy(max_attempts=5, exponential_wait=2, retry_exceptions=[BankUnreachable]),
+    retry=RetryStrategy(max_attempts=4, exponential_wait=2, retry_exceptions=[BankUnreachable]),
     pass_context=True,
 )
 def charge(context, *, order_id):
