@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Retry,
         TaskNotFound,
     )
+    from .options import job_options
     from .schedules import periodic
     from .tasks import Call, Task, enqueue, enqueue_many, task, task_by_name
     from .transitions import Enqueued
@@ -46,6 +47,7 @@ _HOMES = {
         "Retry",
         "TaskNotFound",
     ),
+    "options": ("job_options",),
     "schedules": ("periodic",),
     "tasks": ("Call", "Task", "enqueue", "enqueue_many", "task", "task_by_name"),
     "transitions": ("Enqueued",),
@@ -71,6 +73,7 @@ __all__ = [
     "TaskNotFound",
     "enqueue",
     "enqueue_many",
+    "job_options",
     "periodic",
     "task",
     "task_by_name",

@@ -50,10 +50,11 @@ from . import queues, schedules, transitions
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import MOMENTS, Job, Queue, Schedule, Worker
+from .options import QUEUE_NAME
 from .payload import storable_text
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
-from .tasks import QUEUE_NAME, resolve
+from .tasks import resolve
 
 LISTED = 10_000
 """Jobs that a listing looks at, and that one action moves, at the most."""

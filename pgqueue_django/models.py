@@ -17,9 +17,9 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from .options import MAX_PRIORITY
 from .states import FINISHED, WAITING, State
 
-MAX_PRIORITY = 100
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 
 
@@ -144,6 +144,14 @@ class Job(models.Model):
         db_default=Value([], models.JSONField()),
         db_comment="One object per failed attempt: attempt, worker, started_at, ended_at, kind, error_type, "
         "message, traceback. The first and the newest are kept",
+    )
+    past_worker_ids = models.JSONField(
+        _("past workers"),
+        null=True,
+        db_comment="Workers of the charged attempts that are over, the newest 999; not of the one that succeeded",
+    )
+    first_started_at = models.DateTimeField(
+        _("first started at"), null=True, db_comment="When the first of these attempts was claimed; null: there is none"
     )
     label = models.CharField(
         _("label"), max_length=200, db_default="", db_comment="A short text for people, made at enqueue"
