@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -121,18 +121,23 @@ class Project:
 
     @property
     def ledger(self) -> list[str]:
-        """What reached the partners, in no order."""
-        return sorted(f"{what} {about}" for what, about in self.sql("SELECT what, about FROM ledger"))
+        """What reached the partners, in no order, but for the reports: at three o'clock there is one more."""
+        rows = self.sql("SELECT what, about FROM ledger WHERE what <> 'report'")
+        return sorted(f"{what} {about}" for what, about in rows)
 
-    def wait_for_ledger(self, expected: list[str], worker: Program) -> None:
-        def complete() -> bool:
+    @property
+    def reports(self) -> set[str]:
+        return {about for (about,) in self.sql("SELECT about FROM ledger WHERE what = 'report'")}
+
+    def wait_until(self, condition: Callable[[], bool], worker: Program) -> None:
+        def met() -> bool:
             assert worker.exit_code is None, f"the worker ended with {worker.exit_code}:\n{worker.log}"
-            return len(self.ledger) >= len(expected)
+            return condition()
 
         try:
-            wait_for(complete, 60)
+            wait_for(met, 60)
         except AssertionError as error:
-            raise AssertionError(f"{self.ledger}\n{worker.log[-6000:]}") from error
+            raise AssertionError(f"{self.ledger} {self.reports}\n{worker.log[-6000:]}") from error
 
     def close(self) -> None:
         for program in self._programs:
