@@ -231,7 +231,8 @@ def task(
 _DJANGO = {("django.tasks.base", "Task"), ("django_tasks.base", "Task")}
 
 
-def _is_django(found: object) -> bool:
+def is_django(found: object) -> bool:
+    """Whether this is a task of ``django.tasks``, or of the backport."""
     return any((kind.__module__, kind.__name__) in _DJANGO for kind in type(found).__mro__)
 
 
@@ -305,7 +306,7 @@ def resolve(path: str) -> Task[Any, Any]:
         raise TaskNotFound(f"{path}: no such task in this process.")
     try:
         found = import_string(path)
-        if _is_django(found):
+        if is_django(found):
             found = of_django(found)
         if not isinstance(found, Task) or found.path != path:
             raise TaskNotFound(f"{path} is no task: decorate the function of that name in its module with @task.")

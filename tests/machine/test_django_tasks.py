@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from pgqueue_django import task_by_name, transitions
+from pgqueue_django import schedules, task_by_name, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.worker import announcer
@@ -147,6 +147,17 @@ def test_arguments_that_no_longer_fit_fail_at_once(drain: Drain) -> None:
     assert wait_for_state(enqueued, State.FAILED).history[0]["kind"] == "payload"
 
 
+def test_they_can_have_a_schedule(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "_declared", {})
+    assert schedules.periodic("* * * * * *", args=[7])(handlers.give_number) is handlers.give_number
+    with pytest.raises(TypeError, match="give_number"):
+        schedules.periodic("@daily", name="wrong", args=["too", "many"])(handlers.give_number)
+    worker()
+    wait_for(lambda: Job.objects.filter(state=State.SUCCEEDED).count() >= 2)
+    first = Job.objects.order_by("id")[0]
+    assert (first.task, first.result) == ("tests.machine.django_handlers.give_number", 7)
+
+
 def test_they_can_be_called_by_name_too(drain: Drain) -> None:
     enqueued = task_by_name("tests.machine.django_handlers.give").enqueue("by name")
     drain()
@@ -190,7 +201,7 @@ def test_a_retry_has_not_finished(drain: Drain, heard: Any) -> None:
 
 def test_failures_reach_djangos_own_log_with_their_traceback(drain: Drain, caplog: Any) -> None:
     name = handlers.task.__module__.rpartition(".")[0]
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger=name)
     failed, done = handlers.fail_async.enqueue("boo"), handlers.give.enqueue(1)
     drain()
     records = {

@@ -2,7 +2,7 @@ from django.tasks import task
 from orders.models import Order
 from partners import CardDeclined, file_report, send_mail, take_payment
 
-from pgqueue_django import Backoff, PermanentError, job_options
+from pgqueue_django import Backoff, PermanentError, job_options, periodic
 
 
 @task(queue_name="billing")
@@ -27,6 +27,7 @@ def send_newsletter(email, subject):
     send_mail(email, subject)
 
 
+@periodic("0 3 * * *", tz="Europe/Warsaw")
 @task
 def file_daily_report():
     file_report(Order.objects.filter(is_paid=True).count())
