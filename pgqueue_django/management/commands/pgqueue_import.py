@@ -25,7 +25,7 @@ from django.db.backends.utils import CursorWrapper
 from pgqueue_django import payload
 from pgqueue_django.exceptions import PgQueueError, TaskNotFound
 from pgqueue_django.management import arguments, selection
-from pgqueue_django.models import MAX_PRIORITY
+from pgqueue_django.options import MAX_PRIORITY
 from pgqueue_django.tasks import Call, enqueue_many, resolve, task_by_name
 
 _TELL_SECONDS = 10.0
