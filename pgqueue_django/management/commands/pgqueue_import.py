@@ -29,6 +29,7 @@ from pgqueue_django.options import MAX_PRIORITY
 from pgqueue_django.tasks import Call, enqueue_many, resolve, task_by_name
 
 _TELL_SECONDS = 10.0
+_SPAN = 50_000  # rows whose places are in memory
 
 
 class _Row(NamedTuple):
@@ -159,15 +160,17 @@ class Command(arguments.SuggestingCommand):
                     f"--map …={path}: {error} (--unknown moves its rows all the same.)", returncode=2
                 ) from error
         report = _Report()
-        place: Sequence[str] | None = ()
+        place: Sequence[str] = ()
         tell_at = time.monotonic() + _TELL_SECONDS
-        while place is not None:
-            place, complaints = self._step(using, source, place, given, names, report)
-            for complaint in complaints:
-                self.stderr.write(complaint)
-            if time.monotonic() >= tell_at:
-                tell_at = time.monotonic() + _TELL_SECONDS
-                self.stderr.write(f"{report.moved.total():,} so far")
+        while span := _span(using, source, place, given):
+            place = span[-1]
+            ids = [row[-1] for row in span]
+            for start in range(0, len(ids), given["batch"]):
+                for complaint in self._step(using, source, ids[start : start + given["batch"]], given, names, report):
+                    self.stderr.write(complaint)
+                if time.monotonic() >= tell_at:
+                    tell_at = time.monotonic() + _TELL_SECONDS
+                    self.stderr.write(f"{report.moved.total():,} so far")
         if not given["dry_run"]:
             with connections[using].cursor() as cursor:
                 where, params = _waiting(source, given)
@@ -181,20 +184,19 @@ class Command(arguments.SuggestingCommand):
         self,
         using: str,
         source: _Source,
-        place: Sequence[str],
+        ids: Sequence[str],
         given: Mapping[str, Any],
         names: Mapping[str, str],
         report: _Report,
-    ) -> tuple[Sequence[str] | None, list[str]]:
-        """One batch: where it ended (None: there are no more), and what is to be said of its rows."""
+    ) -> list[str]:
+        """Moves those of one batch that wait and that nobody holds; what is to be said of the others."""
         calls: list[Call] = []
         taken: list[_Row] = []
         complaints = []
         # What is counted and said of a batch that is rolled back would be wrong.
         seen = _Report()
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            rows, following = _read(cursor, source, place, given)
-            for row in rows:
+            for row in _read(cursor, source, ids, given):
                 try:
                     call = self._call(using, row, given, names, seen)
                 except _Left as why:
@@ -212,7 +214,7 @@ class Command(arguments.SuggestingCommand):
                 _delete(cursor, source, taken)
                 enqueue_many(calls)
         report.add(seen)
-        return following, complaints
+        return complaints
 
     def _call(self, using: str, row: _Row, given: Mapping[str, Any], names: Mapping[str, str], seen: _Report) -> Call:
         """The row as a call of ours. Raises _Left, PgQueueError or TypeError."""
@@ -280,27 +282,41 @@ def _check_table(cursor: CursorWrapper, using: str, name: str, source: _Source) 
         )
 
 
-def _read(
-    cursor: CursorWrapper, source: _Source, place: Sequence[str], given: Mapping[str, Any]
-) -> tuple[list[_Row], Sequence[str] | None]:
-    """The next rows that wait, locked, and where the last one stands; None: there are no more."""
+def _span(using: str, source: _Source, place: Sequence[str], given: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The places of the next rows that wait, behind ``place``, as text; the last part of each is its id.
+
+    Many at once: the table of django-tasks-db has no index in this order, so each look sorts all that waits.
+    """
     # With the table's name: ORDER BY takes a name alone for that of the output, which is text.
     columns = ", ".join(f"{source.table}.{column}" for column, _ in source.order)
     where, params = _waiting(source, given)
     if place:
         where += f" AND ({columns}) > ({', '.join(f'%s::{kind}' for _, kind in source.order)})"
         params += place
+    with connections[using].cursor() as cursor:
+        cursor.execute(
+            f"""
+            SELECT {", ".join(f"{column}::text" for column, _ in source.order)} FROM {source.table}
+            WHERE {where} ORDER BY {columns} LIMIT %s
+            """,
+            [*params, _SPAN],
+        )
+        return [tuple(row) for row in cursor.fetchall()]
+
+
+def _read(cursor: CursorWrapper, source: _Source, ids: Sequence[str], given: Mapping[str, Any]) -> list[_Row]:
+    """Those of these rows that still wait; locked, but for a dry run."""
+    # || '': with the status in plain sight it may walk over all that waits instead of looking up these.
     cursor.execute(
         f"""
-        SELECT {", ".join(f"{column}::text" for column, _ in source.order)}, {source.row} FROM {source.table}
-        WHERE {where} ORDER BY {columns} LIMIT %s
+        SELECT {source.row} FROM {source.table}
+        WHERE id = ANY(%s::{source.id_type}[]) AND status::text || '' = '{source.statuses[0]}'
+        ORDER BY {", ".join(f"{source.table}.{column}" for column, _ in source.order)}
         {"" if given["dry_run"] else "FOR UPDATE SKIP LOCKED"}
         """,
-        [*params, given["batch"]],
+        [list(ids)],
     )
-    found = cursor.fetchall()
-    width = len(source.order)
-    return [_Row(*row[width:]) for row in found], found[-1][:width] if len(found) == given["batch"] else None
+    return [_Row(*row) for row in cursor.fetchall()]
 
 
 def _waiting(source: _Source, given: Mapping[str, Any]) -> tuple[str, list[Any]]:
