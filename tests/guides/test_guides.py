@@ -6,8 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
+
+from pgqueue_django.cron import Line
 
 from .projects import PACKAGES, Program, Project, missing
 
@@ -74,6 +79,29 @@ def test_after_under_ours(guide: str, projects: Callable[..., list[Project]]) ->
     worker = shop.start("django", "pgqueue_worker", "--concurrency", "2")
     _ends_with_the_ledger(shop, guide, worker)
     _all_but_the_declined_card_succeeded(shop)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"hour": 3, "minute": 0}, "0 3 * * *"),
+        ({"hour": 7, "minute": 30, "day_of_week": "mon,fri"}, "30 7 * * 1,5"),
+        ({"hour": 0, "minute": 5, "day_of_month": 1}, "5 0 1 * *"),
+    ],
+)
+def test_a_crontab_of_celery_and_our_line_are_the_same_moments(fields: dict[str, Any], line: str) -> None:
+    if why := missing("celery"):
+        pytest.skip(why)
+    from celery import Celery
+    from celery.schedules import crontab
+
+    app = Celery(set_as_current=False)
+    app.conf.timezone = "Europe/Warsaw"
+    for days in range(400):
+        noon = datetime(2026, 1, 1, 12, tzinfo=ZoneInfo("Europe/Warsaw")) + timedelta(days=days)
+        schedule = crontab(**fields, app=app, nowfun=lambda noon=noon: noon)  # type: ignore[misc]
+        theirs = noon.astimezone(UTC) + schedule.remaining_estimate(noon)
+        assert theirs == Line(line, "Europe/Warsaw").next_after(noon)
 
 
 @pytest.mark.parametrize("guide", ["celery", "django-q2"])

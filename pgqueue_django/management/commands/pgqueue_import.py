@@ -108,13 +108,7 @@ class _Report:
     clamped: int = 0
     queueing_locks: int = 0
     others: int = 0  # wait there still, and were not seen
-
-    def add(self, other: _Report) -> None:
-        self.moved += other.moved
-        self.left += other.left
-        self.refused += other.refused
-        self.clamped += other.clamped
-        self.queueing_locks += other.queueing_locks
+    unknown: dict[str, str] = field(default_factory=dict)  # path here: why
 
 
 class Command(arguments.SuggestingCommand):
@@ -150,9 +144,8 @@ class Command(arguments.SuggestingCommand):
         source = _SOURCES[given["source"]]
         with connections[using].cursor() as cursor:
             _check_table(cursor, using, given["source"], source)
-        names = dict(given["map"])
-        self._unknown: dict[str, str] = {}
-        for path in [] if given["unknown"] else names.values():
+        given["map"] = dict(given["map"])
+        for path in [] if given["unknown"] else given["map"].values():
             try:
                 resolve(path)
             except TaskNotFound as error:
@@ -166,8 +159,7 @@ class Command(arguments.SuggestingCommand):
             place = span[-1]
             ids = [row[-1] for row in span]
             for start in range(0, len(ids), given["batch"]):
-                for complaint in self._step(using, source, ids[start : start + given["batch"]], given, names, report):
-                    self.stderr.write(complaint)
+                self._step(using, source, ids[start : start + given["batch"]], given, report)
                 if time.monotonic() >= tell_at:
                     tell_at = time.monotonic() + _TELL_SECONDS
                     self.stderr.write(f"{report.moved.total():,} so far")
@@ -180,65 +172,29 @@ class Command(arguments.SuggestingCommand):
         if report.left or report.refused or report.others:
             sys.exit(1)
 
-    def _step(
-        self,
-        using: str,
-        source: _Source,
-        ids: Sequence[str],
-        given: Mapping[str, Any],
-        names: Mapping[str, str],
-        report: _Report,
-    ) -> list[str]:
-        """Moves those of one batch that wait and that nobody holds; what is to be said of the others."""
+    def _step(self, using: str, source: _Source, ids: Sequence[str], given: Mapping[str, Any], report: _Report) -> None:
+        """Moves those of one batch that wait and that nobody holds."""
         calls: list[Call] = []
         taken: list[_Row] = []
-        complaints = []
-        # What is counted and said of a batch that is rolled back would be wrong.
-        seen = _Report()
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             for row in _read(cursor, source, ids, given):
                 try:
-                    call = self._call(using, row, given, names, seen)
+                    call = _call(using, row, given, report)
                 except _Left as why:
-                    seen.left[row.task, str(why)] += 1
+                    report.left[row.task, str(why)] += 1
                 except (PgQueueError, TypeError) as error:
-                    seen.refused += 1
-                    complaints.append(f"left {row.id} of {row.task}: {error}")
+                    report.refused += 1
+                    self.stderr.write(f"left {row.id} of {row.task}: {error}")
                 else:
-                    job = call.job._replace(label=f"{given['source']} {row.id}")
-                    calls.append(replace(call, job=job))
+                    calls.append(replace(call, job=call.job._replace(label=f"{given['source']} {row.id}")))
                     taken.append(row)
-                    seen.moved[row.task, job.task] += 1
-                    seen.queueing_locks += row.queueing_lock is not None
             if taken and not given["dry_run"]:
                 _delete(cursor, source, taken)
                 enqueue_many(calls)
-        report.add(seen)
-        return complaints
-
-    def _call(self, using: str, row: _Row, given: Mapping[str, Any], names: Mapping[str, str], seen: _Report) -> Call:
-        """The row as a call of ours. Raises _Left, PgQueueError or TypeError."""
-        if row.lock is not None and not given["ignore_locks"]:
-            raise _Left("they have a lock, which nothing keeps here: let their workers end them, or --ignore-locks")
-        path = names.get(row.task, row.task)
-        try:
-            task = resolve(path)
-        except TaskNotFound as error:
-            if not given["unknown"]:
-                # The first time it says why; and rows are told by this text.
-                why = self._unknown.setdefault(path, str(error))
-                raise _Left(f"{why} (--map {row.task}=…, or --unknown)") from error
-            task = task_by_name(path)
-        priority = max(-MAX_PRIORITY, min(row.priority, MAX_PRIORITY))
-        args, kwargs = payload.load(row.args or "null", row.kwargs or "null")
-        call = task.using(
-            database=using,
-            queue_name=row.queue_name,
-            priority=priority,
-            run_after=_moment(row.run_after),
-        ).call(*args, **kwargs)
-        seen.clamped += priority != row.priority
-        return call
+        for row, call in zip(taken, calls, strict=True):
+            report.moved[row.task, call.job.task] += 1
+            report.clamped += call.job.priority != row.priority
+            report.queueing_locks += row.queueing_lock is not None
 
     def _tell(self, report: _Report, given: Mapping[str, Any]) -> None:
         for (name, path), count in sorted(report.moved.items()):
@@ -256,6 +212,29 @@ class Command(arguments.SuggestingCommand):
             self.stdout.write(
                 f"{report.others:>9,}  wait there: somebody held them, or they came meanwhile. Run it again"
             )
+
+
+def _call(using: str, row: _Row, given: Mapping[str, Any], report: _Report) -> Call:
+    """The row as a call of ours. Raises _Left, PgQueueError or TypeError."""
+    if row.lock is not None and not given["ignore_locks"]:
+        raise _Left("they have a lock, which nothing keeps here: let their workers end them, or --ignore-locks")
+    path = given["map"].get(row.task, row.task)
+    try:
+        task = resolve(path)
+    except TaskNotFound as error:
+        if not given["unknown"]:
+            # The first time it says why; and rows are told by this text.
+            why = report.unknown.setdefault(path, str(error))
+            raise _Left(f"{why} (--map {row.task}=…, or --unknown)") from error
+        task = task_by_name(path)
+    task = task.using(
+        database=using,
+        queue_name=row.queue_name,
+        priority=max(-MAX_PRIORITY, min(row.priority, MAX_PRIORITY)),
+        run_after=_moment(row.run_after),
+    )
+    args, kwargs = payload.load(row.args or "null", row.kwargs or "null")
+    return task.call(*args, **kwargs)
 
 
 def _check_table(cursor: CursorWrapper, using: str, name: str, source: _Source) -> None:
