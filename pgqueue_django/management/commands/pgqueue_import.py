@@ -143,7 +143,7 @@ class Command(arguments.SuggestingCommand):
         using = selection.alias(given)
         source = _SOURCES[given["source"]]
         with connections[using].cursor() as cursor:
-            _check_table(cursor, using, given["source"], source)
+            _check_table(cursor, using, source)
         given["map"] = dict(given["map"])
         for path in [] if given["unknown"] else given["map"].values():
             try:
@@ -182,7 +182,7 @@ class Command(arguments.SuggestingCommand):
                     call = _call(using, row, given, report)
                 except _Left as why:
                     report.left[row.task, str(why)] += 1
-                except (PgQueueError, TypeError) as error:
+                except Exception as error:  # the project's own classes of arguments may raise anything
                     report.refused += 1
                     self.stderr.write(f"left {row.id} of {row.task}: {error}")
                 else:
@@ -215,7 +215,7 @@ class Command(arguments.SuggestingCommand):
 
 
 def _call(using: str, row: _Row, given: Mapping[str, Any], report: _Report) -> Call:
-    """The row as a call of ours. Raises _Left, PgQueueError or TypeError."""
+    """The row as a call of ours. Raises _Left, or what ``Task.using`` and ``Task.call`` raise."""
     if row.lock is not None and not given["ignore_locks"]:
         raise _Left("they have a lock, which nothing keeps here: let their workers end them, or --ignore-locks")
     path = given["map"].get(row.task, row.task)
@@ -237,7 +237,7 @@ def _call(using: str, row: _Row, given: Mapping[str, Any], report: _Report) -> C
     return task.call(*args, **kwargs)
 
 
-def _check_table(cursor: CursorWrapper, using: str, name: str, source: _Source) -> None:
+def _check_table(cursor: CursorWrapper, using: str, source: _Source) -> None:
     """Raises CommandError, exit code 2."""
     cursor.execute(
         "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
