@@ -6,7 +6,7 @@ The public names. They are imported at first use: Django imports this package be
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backoff import Backoff
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         JobCancelled,
         JobTimeout,
         LeaseLost,
+        NoResult,
         PermanentError,
         PgQueueError,
         Retry,
@@ -42,6 +43,7 @@ _HOMES = {
         "JobCancelled",
         "JobTimeout",
         "LeaseLost",
+        "NoResult",
         "PermanentError",
         "PgQueueError",
         "Retry",
@@ -66,6 +68,7 @@ __all__ = [
     "JobContext",
     "JobTimeout",
     "LeaseLost",
+    "NoResult",
     "PermanentError",
     "PgQueueError",
     "Retry",
@@ -80,12 +83,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to type checkers it would say that there is any name
+
+    def __getattr__(name):
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -240,12 +240,11 @@ def _task_error(path: str, traceback: str) -> compat.TaskError:
 # -- a worker's -------------------------------------------------------------------------------------------------
 
 
-def started(using: str, job: Claimed, origin: Any) -> PgQueueTaskResult:
-    """Tell the receivers of ``task_started`` of an attempt that begins; on this thread's connection.
+def started(row: Job | None, using: str, job: Claimed, origin: Any) -> PgQueueTaskResult:
+    """Tell the receivers of ``task_started`` of an attempt that begins; ``row`` as it was claimed.
 
-    What a receiver raises is logged. Raises LeaseLost when the attempt is void.
+    What a receiver raises is logged. Raises LeaseLost when the row was somebody else's already.
     """
-    row = read(using, [job.id]).get(job.id)
     if row is None or row.fencing_token != job.fencing_token or row.lease_expires_at is None:
         raise LeaseLost("The job was cancelled or given to another worker before its handler was called.")
     alias, sender = backend_of(origin, using)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections, router
@@ -22,12 +22,14 @@ from django.utils.module_loading import import_string
 from . import conf, options, payload, transitions
 from .backoff import Backoff
 from .context import JobContext
-from .exceptions import InvalidOption, TaskNotFound
+from .exceptions import InvalidOption, NoResult, TaskNotFound
 from .models import Job
+from .states import State
 from .transitions import Enqueued, NewJob
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 _PATH = re.compile(r"(?:[^\W\d]\w*\.)+[^\W\d]\w*")
 
@@ -48,9 +50,10 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function that may run later, with the options of its jobs. Made by ``@task``; never changed.
 
+    ``P`` is what callers pass, without the context; ``R_co`` what the function returns, of a coroutine in the end.
     ``func`` and ``signature`` are None when the code is elsewhere (``task_by_name``).
     """
 
@@ -91,7 +94,7 @@ class Task(Generic[P, R]):
         """The alias that this task's jobs go to: never a replica, which would show a job as missing."""
         return self.database or router.db_for_write(Job)
 
-    def using(self, **changes: Unpack[Options]) -> Task[P, R]:
+    def using(self, **changes: Unpack[Options]) -> Task[P, R_co]:
         """The same task with other options for its next jobs.
 
         ``run_after`` is an aware datetime, or a timedelta from the moment of the INSERT on the database's
@@ -120,6 +123,29 @@ class Task(Generic[P, R]):
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """This call, checked and encoded, for ``enqueue_many``. Raises as ``enqueue`` does."""
         return Call(self.using_database, self.new_job(args, kwargs))
+
+    def result(self, job: Enqueued | int) -> R_co:
+        """What the handler of this job, or of the one with this id, has returned, as JSON keeps it: tuples are lists.
+
+        Reads the row once and waits for nothing. Raises NoResult when the job has not succeeded, is another task's,
+        or does not exist (any more): finished jobs are kept for a time only.
+        """
+        id = job.id if isinstance(job, Enqueued) else job
+        row: Any = Job.objects.using(self.using_database).filter(pk=id).values_list("task", "state", "result").first()
+        if row is None:
+            raise NoResult(f"There is no job {id}.", state=None)
+        task, state, result = row
+        if task != self.path:
+            raise NoResult(f"Job {id} is one of {task}, not of {self.path}.", state=None)
+        if state != State.SUCCEEDED:
+            raise NoResult(f"Job {id} is {state}.", state=state)
+        value: R_co = result
+        return value
+
+    async def aresult(self, job: Enqueued | int) -> R_co:
+        """``result`` for coroutines, on the connection that the surrounding synchronous code has."""
+        value: R_co = await sync_to_async(self.result, thread_sensitive=True)(job)
+        return value
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         """This call, checked and encoded, as a row to be. Raises as ``enqueue`` does."""
@@ -157,6 +183,24 @@ class Call:
     job: NewJob
 
 
+class _Decorator(Protocol):
+    """``@task(...)``. The result of a coroutine function is what it returns in the end, as with the bare ``@task``."""
+
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class _ContextDecorator(Protocol):
+    """``@task(takes_context=True, ...)``: callers leave the context out."""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+
+
 @overload
 def task(func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
 @overload
@@ -171,7 +215,7 @@ def task(
     backoff: Backoff = ...,
     atomic: bool = ...,
     takes_context: Literal[True],
-) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
+) -> _ContextDecorator: ...
 @overload
 def task(
     *,
@@ -182,7 +226,7 @@ def task(
     backoff: Backoff = ...,
     atomic: bool = ...,
     takes_context: Literal[False] = ...,
-) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+) -> _Decorator: ...
 def task(
     func: Callable[..., Any] | None = None,
     /,

@@ -67,7 +67,8 @@ class Attempt:
     is_cleaning_up = False  # its coroutine is beyond the handler, and is not to be cancelled any more
     guard: Guard | None = None  # around its handler, while that runs in a thread
     coroutine: asyncio.Task[Outcome] | None = None
-    error: BaseException | None = None  # of a task of Django's: its receivers ask for it
+    row: Any = None  # of a task of Django's: as it was claimed, for its result
+    error: BaseException | None = None  # of such a task: its receivers ask for it
     _progress: str | None = None
     _board: Board | None = None
     _place: int | None = None  # there
@@ -257,7 +258,7 @@ def _introduced(attempt: Attempt, args: list[Any], using: str) -> list[Any]:
     """Tell Django's receivers that the attempt begins; return the arguments with its context, if it takes one."""
     from pgqueue_django import results  # which needs the framework
 
-    result = results.started(using, attempt.job, attempt.task.origin)
+    result = results.started(attempt.row, using, attempt.job, attempt.task.origin)
     if not attempt.task.takes_context:
         return args
     return [results.PgQueueTaskContext(task_result=result, job=attempt.context()), *args]

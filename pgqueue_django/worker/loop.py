@@ -850,16 +850,18 @@ class Loop:
         return len(claimed)
 
     def _take_on(self, claimed: Sequence[Claimed], sent_at: float) -> None:
+        tasks = [self._resolve(job.task) for job in claimed]
+        rows = self._rows(claimed, tasks)  # if that fails, they are given back as those of a lost reply are
         if self._left is not None:
             self._left -= len(claimed)
         attempts = []
-        for job in claimed:
+        for job, task in zip(claimed, tasks, strict=True):
             if before := self.held.get(job.id):
                 # Cancelled or reaped and sent back, faster than a heartbeat could tell.
                 self._take_loss(before, State.RUNNING)
-            task = self._resolve(job.task)
             self.held[job.id] = attempt = Attempt(job, task or _UNKNOWN, sent_at + self.options.lease, self._board)
             if task is not None:
+                attempt.row = rows.get(job.id)
                 attempts.append(attempt)
                 self._caps.took(job.queue_name)
             else:
@@ -867,6 +869,14 @@ class Loop:
                 self._releases.append((job, True))
         self._prefetch.claimed(attempts, strangers=len(claimed) - len(attempts))
         self._slots.offer(attempts)
+
+    def _rows(self, claimed: Sequence[Claimed], tasks: Sequence[Task[Any, Any] | None]) -> Mapping[int, Job]:
+        """Of the tasks of Django's among them the whole rows: their receivers and contexts are told everything.
+
+        Here in one query, not by each handler, whose connection may have to be opened for it.
+        """
+        ids = [job.id for job, task in zip(claimed, tasks, strict=True) if task is not None and task.origin is not None]
+        return Job.objects.using(self._using).in_bulk(ids) if ids else {}
 
     def _resolve(self, path: str) -> Task[Any, Any] | None:
         """None in a rolling deploy: some other worker knows the task, or soon will."""
