@@ -1,0 +1,5 @@
+from project import *
+from project import INSTALLED_APPS
+
+# -- what the guide shows --
+INSTALLED_APPS += ["procrastinate.contrib.django"]
