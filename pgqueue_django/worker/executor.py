@@ -15,17 +15,26 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries, transaction
 
 from pgqueue_django import conf, logs, payload, transitions
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext, Latch
-from pgqueue_django.exceptions import MAX_DELAY, InvalidPayload, JobTimeout, LeaseLost, PermanentError, Retry
+from pgqueue_django.exceptions import (
+    MAX_DELAY,
+    Interrupt,
+    InvalidPayload,
+    JobTimeout,
+    LeaseLost,
+    PermanentError,
+    Retry,
+)
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.tasks import Task
 from pgqueue_django.transitions import Claimed, Settlement
@@ -232,6 +241,41 @@ def _close_connections() -> str | None:
     drop_changed(connections.all(initialized_only=True))  # closing gives it back to a pool, if there is one
     connections.close_all()
     return left
+
+
+def run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
+    """Run a handler, plain or async, in this thread and inside whatever transaction is open there: a test's.
+
+    The connections are the caller's to look after. Nothing interrupts the handler; one that took longer than its
+    timeout has timed out when it returns. Also returns what was raised. What ends more than an attempt goes through:
+    KeyboardInterrupt, and what test runners stop a test with.
+    """
+    attempt.begin()
+    return contextvars.Context().run(_run_inside, attempt, using)
+
+
+def _run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
+    logs.current_job.set(attempt.job)
+    try:
+        args, kwargs = _arguments(attempt)
+    except InvalidPayload as error:
+        return Failed(_failure(Kind.PAYLOAD, error)), error
+    handler = _handler(attempt)
+    if attempt.task.is_async:
+        # Its synchronous parts come back to this thread, and so to its connections.
+        handler = async_to_sync(handler)
+    is_atomic = attempt.task.atomic
+    try:
+        with transaction.atomic(using=using) if is_atomic else nullcontext():
+            outcome = _succeeded(_unless_it_gave_way(attempt, handler(*args, **kwargs)))
+            if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+                raise JobTimeout(f"The attempt ran longer than its timeout of {attempt.timeout:g} s.")
+            if is_atomic:
+                _settle_inside(attempt, outcome, using)
+        attempt.settled_inside = is_atomic
+        return outcome, None
+    except (Exception, SystemExit, Interrupt, asyncio.CancelledError) as error:
+        return ended_with(attempt, error), error
 
 
 def _between_attempts() -> None:

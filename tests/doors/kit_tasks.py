@@ -1,0 +1,208 @@
+"""Tasks for test_testing.py, each with one manner."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from django.contrib.auth.models import Group
+from django.db import DatabaseError, IntegrityError, close_old_connections, connection, connections, transaction
+from django.utils import translation
+
+from pgqueue_django import Backoff, Interrupt, JobContext, PermanentError, Retry, enqueue_many, task, transitions
+
+LATER = Backoff(base=600, factor=1, cap=600)
+
+
+@dataclass(frozen=True)
+class Amount:
+    cents: int
+
+
+@task(queue_name="billing", priority=10, max_attempts=3)
+def charge(invoice_id: int, amount_cents: int = 0) -> dict[str, int]:
+    return {"invoice": invoice_id, "cents": amount_cents}
+
+
+@task
+def refund(amount: Amount, **why: str) -> int:
+    return amount.cents
+
+
+@task
+def note(name: str) -> int:
+    return Group.objects.create(name=name).pk
+
+
+@task
+async def note_async(name: str) -> int:
+    await Group.objects.acreate(name=name)
+    return await Group.objects.acount()
+
+
+@task(takes_context=True, max_attempts=3, backoff=LATER)
+def fails_until(context: JobContext, attempt: int) -> int:
+    if context.attempt < attempt:
+        raise ValueError(f"attempt {context.attempt}")
+    return context.attempt
+
+
+@task(max_attempts=3, takes_context=True)
+def asks_for_more_time(context: JobContext) -> None:
+    if context.attempt == 1:
+        raise Retry("not yet", delay=3600)
+
+
+@task
+def gives_up() -> None:
+    raise PermanentError("no use")
+
+
+@task
+def exits() -> None:
+    raise SystemExit(3)
+
+
+@task
+def is_stopped() -> None:
+    raise KeyboardInterrupt
+
+
+@task
+def returns_a_set() -> set[int]:
+    return {1}
+
+
+@task(atomic=True, timeout=60, max_attempts=1)
+def note_atomically(name: str, error: str = "") -> str:
+    Group.objects.create(name=name)
+    if error:
+        raise ValueError(error)
+    return name
+
+
+@task(max_attempts=1)
+def note_and_fail(name: str) -> None:
+    Group.objects.create(name=name)
+    raise ValueError("after it was written")
+
+
+@task(max_attempts=1)
+def note_twice(name: str) -> None:
+    Group.objects.create(name=name)
+    Group.objects.create(name=name)
+
+
+@task(max_attempts=1)
+def note_twice_and_go_on(name: str) -> str:
+    Group.objects.create(name=name)
+    with suppress(IntegrityError):
+        Group.objects.create(name=name)
+    return "went on"
+
+
+@task(max_attempts=1)
+def send_nonsense_and_go_on(name: str) -> str:
+    Group.objects.create(name=name)
+    with suppress(DatabaseError), connection.cursor() as cursor:
+        cursor.execute("SELECT no_such_column")
+    return "went on"
+
+
+@task(max_attempts=1)
+def leave_a_block_open(name: str) -> None:
+    transaction.atomic().__enter__()
+    Group.objects.create(name=name)
+
+
+@task
+def close_connections(name: str) -> int:
+    connection.close()
+    close_old_connections()
+    connections.close_all()
+    return Group.objects.filter(name=name).count()
+
+
+@task
+def note_durably(name: str) -> None:
+    with transaction.atomic(durable=True):
+        Group.objects.create(name=name)
+
+
+@task
+def hook(name: str, error: str = "") -> None:
+    def after() -> None:
+        if error:
+            raise ValueError(error)
+        note.enqueue(f"{name} by a hook")
+
+    with transaction.atomic():
+        Group.objects.create(name=name)
+        transaction.on_commit(after)
+
+
+@task(max_attempts=1)
+def hook_that_breaks(name: str) -> None:
+    transaction.on_commit(lambda: Group.objects.create(name=name))
+    Group.objects.create(name=name)
+
+
+@task
+def chain(left: int) -> None:
+    if left:
+        chain.enqueue(left - 1)
+
+
+@task
+def fan_out(names: list[str]) -> int:
+    enqueue_many([note.call(name) for name in names])
+    return Group.objects.filter(name__in=names).count()
+
+
+@task
+def for_ever() -> None:
+    for_ever.enqueue()
+
+
+@task(takes_context=True)
+def report(context: JobContext) -> None:
+    context.progress(0.5, "half")
+
+
+@task(takes_context=True)
+def cancel_itself(context: JobContext) -> None:
+    transitions.cancel("default", [context.job_id])
+
+
+@task(takes_context=True, timeout=0.01, max_attempts=1)
+def take_too_long(context: JobContext) -> None:
+    while (context.remaining or 0) > 0:
+        time.sleep(0.001)
+
+
+@task
+def language() -> str:
+    return translation.get_language()
+
+
+@task
+def every_hour(name: str) -> None:
+    """Again an hour later, in its own manner."""
+    Group.objects.create(name=f"{name} {Group.objects.count()}")
+    every_hour.using(run_after=timedelta(hours=1)).enqueue(name)
+
+
+@task
+def tick() -> None: ...
+
+
+@task
+def wait_deaf_at(gate: str) -> None:
+    """Nothing but the gate ends it."""
+    until = time.monotonic() + 60
+    while not Path(gate).exists() and time.monotonic() < until:
+        with suppress(Interrupt):
+            time.sleep(0.002)
