@@ -48,7 +48,7 @@ from .worker.loop import Loop, Options
 
 logger = logging.getLogger("pgqueue_django.worker")
 
-MOST = 1_000
+MOST = 500
 """Attempts that one ``run_jobs`` makes if it is given no limit: a job that enqueues itself would go on for ever."""
 
 _WORKER = "run_jobs"
@@ -133,7 +133,8 @@ class _Run:
             while True:
                 before = len(ran)
                 self._make_ready()
-                while held := self._claim():
+                without = paused(self.using)
+                while held := self._claim(without):
                     if len(ran) >= end:
                         transitions.release(self.using, [held.pair])
                         raise TooManyJobs(_too_many(ran[-MOST:], held))
@@ -160,8 +161,7 @@ class _Run:
                 retrying = retrying.filter(queue_name__in=self.queues)
             transitions.run_now(self.using, retrying.values_list("id", flat=True)[: transitions.BATCH])
 
-    def _claim(self) -> Claimed | None:
-        without = paused(self.using)
+    def _claim(self, without: Collection[str]) -> Claimed | None:
         for name in self.queues or transitions.ready_queues(self.using):
             if name not in without and (
                 claimed := transitions.claim(

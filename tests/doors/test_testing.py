@@ -232,7 +232,7 @@ class WhatRuns(TestCase):
 
     def test_a_job_that_enqueues_itself_for_ever_ends_the_test(self) -> None:
         tasks.for_ever.enqueue()
-        with pytest.raises(TooManyJobs, match=f"made {MOST} attempts .{MOST} of doors.kit_tasks.for_ever., and"):
+        with pytest.raises(TooManyJobs, match=rf"made {MOST} attempts \({MOST} of doors.kit_tasks.for_ever\), and"):
             run_jobs()
         assert Job.objects.get(state="queued").attempts == 0, "the one that was too many was handed back"
         assert len(run_jobs(limit=5)) == 5
