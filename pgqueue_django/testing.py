@@ -191,7 +191,8 @@ def _attempt(using: str, held: Claimed) -> Ran:
     attempt = Attempt(held, task, lease_clock() + _LEASE_SECONDS)
     with _as_in_a_worker() as around:
         outcome, raised = executor.run_inside(attempt, using)
-    if around.fault and isinstance(outcome, Succeeded):
+    attempt.settled_inside &= using not in around.undone
+    if around.fault and isinstance(outcome, Succeeded) and not attempt.settled_inside:
         raised = TransactionManagementError(around.fault)
         outcome = executor.again(attempt, Failure(Kind.TRANSACTION, "TransactionLeftOpen", around.fault))
     # The attempt is over: in a worker the commit that they wait for has come.
@@ -235,6 +236,7 @@ class _Around:
     """What some code of a handler's has left behind."""
 
     fault: str | None = None
+    undone: set[str] = field(default_factory=set)  # aliases where all that was written is rolled back
     hooks: list[_Hook] = field(default_factory=list)
 
 
@@ -252,6 +254,7 @@ def _as_in_a_worker() -> Iterator[_Around]:
         for wrapper in connections.all(initialized_only=True):
             if wrapper not in tests and wrapper.connection is not None and (left := fault(wrapper)):
                 around.fault = f"The handler left {left} open on database {wrapper.alias!r}; it is rolled back."
+                around.undone.add(wrapper.alias)
                 drop(wrapper.alias)
 
 
@@ -292,6 +295,7 @@ class _Held:
             around.hooks += [(hook, robust) for _, hook, robust in wrapper.run_on_commit[self._hooks :]]
         else:
             wrapper.savepoint_rollback(self._savepoint)
+            around.undone.add(wrapper.alias)
         del wrapper.run_on_commit[self._hooks :]
 
 
@@ -360,8 +364,8 @@ def eager(*, queues: Collection[str] = (), retries: bool = False, raise_errors: 
 
     def at_once(verb: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(verb)
-        def enqueue(using: str, *args: Any) -> Any:
-            answer = verb(using, *args)
+        def enqueue(using: str, *args: Any, **kwargs: Any) -> Any:
+            answer = verb(using, *args, **kwargs)
             if not getattr(_here, "is_running", False):
                 _Run(using, queues, None, retries, False, raise_errors).into(ran)
             return answer

@@ -118,6 +118,12 @@ def leave_a_block_open(name: str) -> None:
     Group.objects.create(name=name)
 
 
+@task(max_attempts=1, atomic=True, timeout=60)
+def leave_a_block_open_in_an_atomic_one(name: str) -> None:
+    transaction.atomic().__enter__()
+    Group.objects.create(name=name)
+
+
 @task
 def close_connections(name: str) -> int:
     connection.close()

@@ -131,9 +131,11 @@ class RunJobs(TestCase):
 
     def test_a_block_that_is_left_open_is_a_failed_attempt(self) -> None:
         depth = len(connection.savepoint_ids), len(connection.atomic_blocks)
-        job = tasks.leave_a_block_open.enqueue("x")
-        assert states(run_jobs()) == ["dead"]
-        assert "left an atomic block open on database 'default'" in row(job).history[0]["message"]
+        for task in (tasks.leave_a_block_open, tasks.leave_a_block_open_in_an_atomic_one):
+            job = task.enqueue("x")
+            assert states(run_jobs()) == ["dead"]
+            assert row(job).state == "dead"
+            assert "left an atomic block open on database 'default'" in row(job).history[0]["message"]
         assert (len(connection.savepoint_ids), len(connection.atomic_blocks)) == depth
         assert not Group.objects.exists()
 
@@ -403,9 +405,9 @@ class Capturing(TestCase):
 
     def test_what_is_rolled_back_was_not_made(self) -> None:
         with capture_jobs() as jobs:
-            sid = transaction.savepoint()
+            savepoint = connection.savepoint()
             tasks.charge.enqueue(1)
-            transaction.savepoint_rollback(sid)
+            connection.savepoint_rollback(savepoint)
         assert not jobs
 
 
