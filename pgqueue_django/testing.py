@@ -282,8 +282,9 @@ class _Held:
             around.fault = f"The handler left an atomic block open on database {wrapper.alias!r}; it is rolled back."
         elif wrapper.needs_rollback or _is_failed(wrapper):
             around.fault = (
-                f"A statement on database {wrapper.alias!r} failed outside of atomic(), and the handler went on. In a "
-                "worker there is no transaction; in the test's one, all that this attempt wrote is rolled back."
+                f"Something on database {wrapper.alias!r} failed outside of atomic(), or in atomic(savepoint=False), "
+                "and the handler went on. A worker has no transaction there; the test's one can only be rolled back "
+                "to where this attempt began."
             )
         else:
             is_kept = True

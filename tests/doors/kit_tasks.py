@@ -113,6 +113,14 @@ def send_nonsense_and_go_on(name: str) -> str:
 
 
 @task(max_attempts=1)
+def fail_in_a_block_without_a_savepoint(name: str) -> str:
+    with suppress(ZeroDivisionError), transaction.atomic(savepoint=False):
+        Group.objects.create(name=name)
+        raise ZeroDivisionError
+    return "went on"
+
+
+@task(max_attempts=1)
 def leave_a_block_open(name: str) -> None:
     transaction.atomic().__enter__()
     Group.objects.create(name=name)

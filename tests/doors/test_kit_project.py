@@ -17,6 +17,8 @@ import pytest
 from django.db import connections
 from verbs import rows
 
+pytestmark = pytest.mark.timeout(300)  # several runs of a whole project's tests, each
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).parent / "kit_project"
 NAME = f"test_kit_{os.getpid()}"

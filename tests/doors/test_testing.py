@@ -120,7 +120,11 @@ class RunJobs(TestCase):
         Group.objects.create(name="the test goes on")
 
     def test_a_handler_that_goes_on_after_a_failed_statement_is_told_what_to_do(self) -> None:
-        for task in (tasks.note_twice_and_go_on, tasks.send_nonsense_and_go_on):
+        for task in (
+            tasks.note_twice_and_go_on,
+            tasks.send_nonsense_and_go_on,
+            tasks.fail_in_a_block_without_a_savepoint,
+        ):
             job = task.enqueue("x")
             ran = one(run_jobs())
             assert ran.state == State.DEAD
