@@ -22,7 +22,12 @@ pytestmark = pytest.mark.timeout(300)  # several runs of a whole project's tests
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = Path(__file__).parent / "kit_project"
 NAME = f"test_kit_{os.getpid()}"
-COPIES = [NAME, *(f"{NAME}_{number}" for number in range(1, 3)), *(f"{NAME}_gw{number}" for number in range(2))]
+COPIES = [
+    NAME,
+    f"{NAME}_jobs",
+    *(f"{NAME}_{number}" for number in range(1, 3)),
+    *(f"{NAME}_gw{number}" for number in range(2)),
+]
 
 
 @pytest.fixture
@@ -78,6 +83,11 @@ def test_djangos_runner_in_parallel_with_a_kept_database(environment: dict[str, 
         said = call(environment, "manage.py", "test", "--parallel", "2", "--keepdb", "--shuffle")
         assert "Ran 18 tests" in said
         assert databases() == {NAME, f"{NAME}_1", f"{NAME}_2"}
+
+
+def test_jobs_in_a_database_of_their_own(environment: dict[str, str]) -> None:
+    said = call({**environment, "KIT_JOBS": f"{NAME}_jobs"}, "manage.py", "test", "--shuffle")
+    assert "Ran 18 tests" in said
 
 
 def test_pytest_with_xdist(environment: dict[str, str]) -> None:

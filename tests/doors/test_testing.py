@@ -256,6 +256,7 @@ class WhatRuns(TestCase):
         tasks.fails_until.using(queue_name="b").enqueue(2)
         run_jobs()
         assert [ran.queue_name for ran in run_jobs(queues=["a"], retries=True)] == ["a"]
+        assert Job.objects.get(queue_name="b").state == "retrying"
 
     def test_a_job_is_dead_after_its_attempts(self) -> None:
         tasks.fails_until.enqueue(9)
@@ -316,9 +317,10 @@ class Hooks(TestCase):
         with self.captureOnCommitCallbacks() as callbacks:
             transaction.on_commit(lambda: called.append("test"))
             tasks.hook.enqueue("x")
-            before = len(connection.run_on_commit)
-            run_jobs()
-            assert len(connection.run_on_commit) == before
+            tasks.fails_until.enqueue(2)
+            before = list(connection.run_on_commit)
+            assert len(run_jobs(retries=True)) == 4
+            assert connection.run_on_commit == before, "and those of the verbs that stand for a worker are gone"
         assert called == []
         callbacks[0]()
         assert called == ["test"]

@@ -20,6 +20,8 @@ from .models import Invoice
 
 
 class PlainTests(TestCase):
+    databases = "__all__"
+
     def test_what_a_view_enqueues(self) -> None:
         with capture_jobs() as jobs:
             tasks.make_invoice(7)
@@ -84,6 +86,8 @@ class OtherPlainTests(PlainTests):
 
 
 class CommittingTests(TransactionTestCase):
+    databases = "__all__"
+
     def test_a_real_worker(self) -> None:
         with worker(concurrency=2) as running:
             tasks.make_invoice(7)
