@@ -10,12 +10,11 @@ for as long as a ``with`` lasts.
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,8 +44,6 @@ from .worker import executor
 from .worker.connections import drop, fault
 from .worker.executor import Attempt, lease_clock
 from .worker.loop import Loop, Options
-
-logger = logging.getLogger("pgqueue_django.worker")
 
 MOST = 500
 """Attempts that one ``run_jobs`` makes if it is given no limit: a job that enqueues itself would go on for ever."""
@@ -191,14 +188,9 @@ def _attempt(using: str, held: Claimed) -> Ran:
     attempt = Attempt(held, task, lease_clock() + _LEASE_SECONDS)
     with _as_in_a_worker() as around:
         outcome, raised = executor.run_inside(attempt, using)
-    attempt.settled_inside &= using not in around.undone
     if around.fault and isinstance(outcome, Succeeded) and not attempt.settled_inside:
         raised = TransactionManagementError(around.fault)
         outcome = executor.again(attempt, Failure(Kind.TRANSACTION, "TransactionLeftOpen", around.fault))
-    # The attempt is over: in a worker the commit that they wait for has come.
-    if (late := _run_hooks(around.hooks)) and raised is None:
-        raised = late
-        outcome = outcome if attempt.settled_inside else executor.ended_with(attempt, late)
     if progress := attempt.take_progress():
         transitions.heartbeat(using, [held.pair], lease_seconds=_LEASE_SECONDS, progress={held.id: progress})
     return _settle(using, attempt, outcome, raised)
@@ -228,100 +220,128 @@ def _ran(held: Claimed, state: State, *, result: Any = None, error: BaseExceptio
 
 # -- in a transaction that is not the handler's ----------------------------------------------------------------
 
-_Hook = tuple[Callable[[], object], bool]  # with: it is robust
-
 
 @dataclass
 class _Around:
-    """What some code of a handler's has left behind."""
-
-    fault: str | None = None
-    undone: set[str] = field(default_factory=set)  # aliases where all that was written is rolled back
-    hooks: list[_Hook] = field(default_factory=list)
+    fault: str | None = None  # what the handler left behind
 
 
 @contextmanager
 def _as_in_a_worker() -> Iterator[_Around]:
-    """Code in this thread finds its connections as between two requests; and leaves them so, whatever it does."""
+    """A handler in this thread finds its connections as between two requests; and leaves them so, whatever it does."""
     around = _Around()
-    held = [_Held(wrapper) for wrapper in connections.all(initialized_only=True) if wrapper.in_atomic_block]
+    disguised = [_Disguised(wrapper) for wrapper in connections.all(initialized_only=True) if wrapper.in_atomic_block]
     try:
         yield around
     finally:
-        for one in held:
-            one.end(around)
-        tests = [one.wrapper for one in held]
+        left = [one.end() for one in disguised]
+        tests = [one.wrapper for one in disguised]
         for wrapper in connections.all(initialized_only=True):
-            if wrapper not in tests and wrapper.connection is not None and (left := fault(wrapper)):
-                around.fault = f"The handler left {left} open on database {wrapper.alias!r}; it is rolled back."
-                around.undone.add(wrapper.alias)
+            if wrapper not in tests and wrapper.connection is not None and (found := fault(wrapper)):
+                left.append(f"{found} on database {wrapper.alias!r}")
                 drop(wrapper.alias)
+        if what := " and ".join(filter(None, left)):
+            around.fault = f"The handler left {what} open. Its writes there are rolled back."
 
 
-class _Held:
-    """A connection that is in a transaction of the test's, while code of a handler's runs.
+class _Disguised:
+    """A connection that is in a transaction of the test's, for code that expects to be in none.
 
-    A savepoint of its own and no ``atomic()``: the handler may open durable blocks, as it may in a worker.
+    Django is told so. Where it would begin, commit or roll back, that is done to a savepoint; and so is each statement
+    outside of ``atomic()``, which in autocommit is a transaction, too. To close it does nothing: in a worker the next
+    statement would connect again, here the test's rows would be gone.
     """
+
+    _OUTSIDE: Mapping[str, Any] = {
+        "in_atomic_block": False,
+        "autocommit": True,
+        "commit_on_exit": True,
+        "needs_rollback": False,
+        "rollback_exc": None,
+        "run_commit_hooks_on_set_autocommit_on": False,
+    }
+    _LISTS = ("savepoint_ids", "atomic_blocks", "run_on_commit")
 
     def __init__(self, wrapper: BaseDatabaseWrapper) -> None:
         self.wrapper: Any = wrapper
-        self._savepoint = wrapper.savepoint()
-        self._blocks = len(wrapper.atomic_blocks)
-        self._savepoints = len(wrapper.savepoint_ids)
-        self._hooks = len(wrapper.run_on_commit)
-        # In a worker the next statement would connect again; here the test's rows would be gone.
-        self.wrapper.close = lambda: None  # type: ignore[method-assign]
+        state = vars(wrapper)
+        outside = {**self._OUTSIDE, **{name: [] for name in self._LISTS}}
+        self._before = {name: state[name] for name in outside if name in state}
+        self._methods = {
+            "close": lambda: None,
+            "_set_autocommit": self._set_autocommit,
+            "_commit": self._commit_block,
+            "_rollback": lambda: self._rollback(_BLOCK),
+        }
+        self._begin(_ATTEMPT)
+        state.update({name: outside[name] for name in self._before} | self._methods)
+        wrapper.execute_wrappers.append(self._execute)
 
-    def end(self, around: _Around) -> None:
-        """Give it back as it was. What was written stays, if PostgreSQL lets it."""
+    def end(self) -> str | None:
+        """Give it back as it was; what the handler left open, if it did."""
         wrapper = self.wrapper
-        del wrapper.close
-        is_kept = False
-        if len(wrapper.atomic_blocks) > self._blocks:
-            around.fault = f"The handler left an atomic block open on database {wrapper.alias!r}; it is rolled back."
-        elif wrapper.needs_rollback or _is_failed(wrapper):
-            around.fault = (
-                f"Something on database {wrapper.alias!r} failed outside of atomic(), or in atomic(savepoint=False), "
-                "and the handler went on. A worker has no transaction there; the test's one can only be rolled back "
-                "to where this attempt began."
-            )
+        left = "an atomic block" if wrapper.in_atomic_block else None if wrapper.autocommit else "a transaction"
+        wrapper.execute_wrappers.remove(self._execute)
+        for name in self._methods:
+            delattr(wrapper, name)
+        vars(wrapper).update(self._before)
+        if left:
+            self._rollback(_BLOCK)
+        if _is_failed(wrapper):
+            # By something that did not go through Django's cursors.
+            left = left or "a failed transaction"
+            self._rollback(_ATTEMPT)
         else:
-            is_kept = True
-        del wrapper.atomic_blocks[self._blocks :]
-        del wrapper.savepoint_ids[self._savepoints :]
-        wrapper.needs_rollback = False
-        if is_kept:
-            wrapper.savepoint_commit(self._savepoint)
-            around.hooks += [(hook, robust) for _, hook, robust in wrapper.run_on_commit[self._hooks :]]
-        else:
-            wrapper.savepoint_rollback(self._savepoint)
-            around.undone.add(wrapper.alias)
-        del wrapper.run_on_commit[self._hooks :]
+            self._commit(_ATTEMPT)
+        return left and f"{left} on database {wrapper.alias!r}"
+
+    def _execute(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        if isinstance(sql, str) and sql.startswith("SET TRANSACTION ISOLATION LEVEL"):
+            return None  # it is the test's
+        if self.wrapper.in_atomic_block or not self.wrapper.autocommit:
+            return execute(sql, params, many, context)
+        self._begin(_STATEMENT)
+        try:
+            answer = execute(sql, params, many, context)
+        except BaseException:
+            self._rollback(_STATEMENT)
+            self._commit(_STATEMENT)
+            raise
+        self._commit(_STATEMENT)
+        return answer
+
+    def _set_autocommit(self, on: bool) -> None:
+        if on and not self.wrapper.autocommit:
+            self._commit(_BLOCK)
+        elif self.wrapper.autocommit and not on:
+            self._begin(_BLOCK)
+
+    def _commit_block(self) -> None:
+        self._commit(_BLOCK)
+        self._begin(_BLOCK)  # without autocommit there always is a transaction
+
+    def _begin(self, name: str) -> None:
+        self._send(self.wrapper.ops.savepoint_create_sql(name))
+
+    def _commit(self, name: str) -> None:
+        self._send(self.wrapper.ops.savepoint_commit_sql(name))
+
+    def _rollback(self, name: str) -> None:
+        self._send(self.wrapper.ops.savepoint_rollback_sql(name))
+
+    def _send(self, sql: str) -> None:
+        with self.wrapper.wrap_database_errors:
+            self.wrapper.connection.cursor().execute(sql)
+
+
+# Savepoints of ours: around an attempt, a block of its handler's, a statement outside of one.
+_ATTEMPT, _BLOCK, _STATEMENT = "pgqueue_attempt", "pgqueue_block", "pgqueue_statement"
 
 
 def _is_failed(wrapper: Any) -> bool:
-    if wrapper.vendor != "postgresql" or wrapper.connection is None:
+    if wrapper.vendor != "postgresql":
         return False
     return bool(wrapper.connection.info.transaction_status == pq.TransactionStatus.INERROR)
-
-
-def _run_hooks(hooks: Sequence[_Hook]) -> Exception | None:
-    """As after a commit, with those that these make. The error of the first that fails and is not robust; the last."""
-    waiting = deque(hooks)
-    while waiting:
-        hook, robust = waiting.popleft()
-        try:
-            with _as_in_a_worker() as around:
-                hook()
-            if around.fault:
-                raise TransactionManagementError(around.fault)
-        except Exception as error:
-            if not robust:
-                return error
-            logger.exception("an on_commit hook failed: %s", getattr(hook, "__qualname__", hook))
-        waiting.extend(around.hooks)
-    return None
 
 
 @contextmanager

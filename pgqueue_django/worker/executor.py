@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -244,12 +244,23 @@ def _close_connections() -> str | None:
 
 
 def run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
-    """Run a handler, plain or async, in this thread and inside whatever transaction is open there: a test's.
+    """Run a handler, plain or async, in this thread and on its connections, which the caller looks after: for tests.
 
-    The connections are the caller's to look after. Nothing interrupts the handler; one that took longer than its
-    timeout has timed out when it returns. Also returns what was raised. What ends more than an attempt goes through:
-    KeyboardInterrupt, and what test runners stop a test with.
+    Nothing interrupts it; one that took longer than its timeout has timed out when it returns. Also returns what was
+    raised. What ends more than an attempt goes through: KeyboardInterrupt, and what test runners stop a test with.
     """
+    handler = _handler(attempt)
+    if attempt.task.is_async:
+        # Its synchronous parts come back to this thread, and so to its connections.
+        handler = async_to_sync(handler)
+
+    def in_time(*args: Any, **kwargs: Any) -> Any:
+        result = handler(*args, **kwargs)
+        if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+            raise JobTimeout(f"The attempt ran longer than its timeout of {attempt.timeout:g} s.")
+        return result
+
+    attempt.task = replace(attempt.task, func=in_time)
     attempt.begin()
     return contextvars.Context().run(_run_inside, attempt, using)
 
@@ -260,20 +271,10 @@ def _run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | 
         args, kwargs = _arguments(attempt)
     except InvalidPayload as error:
         return Failed(_failure(Kind.PAYLOAD, error)), error
-    handler = _handler(attempt)
-    if attempt.task.is_async:
-        # Its synchronous parts come back to this thread, and so to its connections.
-        handler = async_to_sync(handler)
-    is_atomic = attempt.task.atomic
     try:
-        with transaction.atomic(using=using) if is_atomic else nullcontext():
-            outcome = _succeeded(_unless_it_gave_way(attempt, handler(*args, **kwargs)))
-            if attempt.deadline is not None and time.monotonic() > attempt.deadline:
-                raise JobTimeout(f"The attempt ran longer than its timeout of {attempt.timeout:g} s.")
-            if is_atomic:
-                _settle_inside(attempt, outcome, using)
-        attempt.settled_inside = is_atomic
-        return outcome, None
+        if attempt.task.atomic:
+            return _call_atomically(attempt, args, kwargs, using), None
+        return _succeeded(_guarded(attempt, args, kwargs)), None
     except (Exception, SystemExit, Interrupt, asyncio.CancelledError) as error:
         return ended_with(attempt, error), error
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psycopg
 from django.contrib.auth.models import Group
 from django.db import DatabaseError, IntegrityError, close_old_connections, connection, connections, transaction
 from django.utils import translation
@@ -147,6 +148,54 @@ def note_durably(name: str) -> None:
 
 
 @task
+def hook_at_once(name: str) -> bool:
+    transaction.on_commit(lambda: Group.objects.create(name=name) and None)
+    return Group.objects.filter(name=name).exists()
+
+
+@task(max_attempts=1)
+def lock_without_a_block(name: str) -> None:
+    Group.objects.select_for_update().get(name=name)
+
+
+@task(max_attempts=1)
+def switch_autocommit_off(name: str) -> None:
+    Group.objects.create(name=f"{name} before")
+    transaction.set_autocommit(False)
+    Group.objects.create(name=name)
+
+
+@task
+def commit_by_hand(name: str) -> None:
+    transaction.set_autocommit(False)
+    for number in range(2):
+        Group.objects.create(name=f"{name} {number}")
+        transaction.commit()
+    Group.objects.create(name=f"{name} rolled back")
+    transaction.rollback()
+    transaction.set_autocommit(True)
+
+
+@task
+def roll_back_and_commit(name: str) -> int:
+    with suppress(ZeroDivisionError), transaction.atomic():
+        Group.objects.create(name=f"{name} rolled back")
+        raise ZeroDivisionError
+    with transaction.atomic():
+        Group.objects.create(name=name)
+        with suppress(IntegrityError), transaction.atomic():
+            Group.objects.create(name=name)
+    return sum(1 for _ in Group.objects.iterator(chunk_size=1))
+
+
+@task(max_attempts=1)
+def break_it_behind_django(name: str) -> None:
+    Group.objects.create(name=name)
+    with suppress(psycopg.Error):
+        connection.connection.execute("SELECT no_such_column")
+
+
+@task
 def hook(name: str, error: str = "") -> None:
     def after() -> None:
         if error:
@@ -156,12 +205,6 @@ def hook(name: str, error: str = "") -> None:
     with transaction.atomic():
         Group.objects.create(name=name)
         transaction.on_commit(after)
-
-
-@task(max_attempts=1)
-def hook_that_breaks(name: str) -> None:
-    transaction.on_commit(lambda: Group.objects.create(name=name))
-    Group.objects.create(name=name)
 
 
 @task

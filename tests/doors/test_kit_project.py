@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.db import connections
+from psycopg import IsolationLevel
 from verbs import rows
 
 pytestmark = pytest.mark.timeout(300)  # several runs of a whole project's tests, each
@@ -87,6 +88,12 @@ def test_djangos_runner_in_parallel_with_a_kept_database(environment: dict[str, 
 
 def test_jobs_in_a_database_of_their_own(environment: dict[str, str]) -> None:
     said = call({**environment, "KIT_JOBS": f"{NAME}_jobs"}, "manage.py", "test", "--shuffle")
+    assert "Ran 18 tests" in said
+
+
+def test_another_isolation_level(environment: dict[str, str]) -> None:
+    database = json.loads(environment["KIT_DATABASE"]) | {"OPTIONS": {"isolation_level": IsolationLevel.SERIALIZABLE}}
+    said = call({**environment, "KIT_DATABASE": json.dumps(database)}, "manage.py", "test", "--shuffle")
     assert "Ran 18 tests" in said
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.db.models.functions import Now
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone, translation
@@ -117,31 +117,51 @@ class RunJobs(TestCase):
         ran = one(run_jobs())
         assert (ran.state, type(ran.error).__name__) == (State.DEAD, "IntegrityError")
         assert row(job).history[0]["kind"] == "error"
+        assert Group.objects.filter(name="x").exists(), "in a worker it would be committed"
         Group.objects.create(name="the test goes on")
 
-    def test_a_handler_that_goes_on_after_a_failed_statement_is_told_what_to_do(self) -> None:
-        for task in (
-            tasks.note_twice_and_go_on,
-            tasks.send_nonsense_and_go_on,
-            tasks.fail_in_a_block_without_a_savepoint,
+    def test_a_handler_may_go_on_after_a_failed_statement_as_in_a_worker(self) -> None:
+        for number, task in enumerate(
+            (tasks.note_twice_and_go_on, tasks.send_nonsense_and_go_on, tasks.fail_in_a_block_without_a_savepoint)
+        ):
+            task.enqueue(str(number))
+            assert one(run_jobs()).result == "went on"
+        assert set(Group.objects.values_list("name", flat=True)) == {"0", "1"}
+
+    def test_blocks_of_a_handler_commit_and_roll_back(self) -> None:
+        tasks.roll_back_and_commit.enqueue("x")
+        assert one(run_jobs()).result == 1
+        assert Group.objects.get().name == "x"
+        tasks.commit_by_hand.enqueue("y")
+        assert states(run_jobs()) == ["succeeded"]
+        assert set(Group.objects.values_list("name", flat=True)) == {"x", "y 0", "y 1"}
+
+    def test_what_a_worker_refuses_is_refused(self) -> None:
+        Group.objects.create(name="x")
+        job = tasks.lock_without_a_block.enqueue("x")
+        assert states(run_jobs()) == ["dead"]
+        assert "select_for_update cannot be used outside of a transaction" in row(job).history[0]["message"]
+
+    def test_a_transaction_that_is_left_open_is_a_failed_attempt(self) -> None:
+        wrapper = connections["default"]
+        before = {name: list(value) if isinstance(value, list) else value for name, value in vars(wrapper).items()}
+        for task, what in (
+            (tasks.leave_a_block_open, "an atomic block"),
+            (tasks.leave_a_block_open_in_an_atomic_one, "an atomic block"),
+            (tasks.switch_autocommit_off, "a transaction"),
+            (tasks.break_it_behind_django, "a failed transaction"),
         ):
             job = task.enqueue("x")
             ran = one(run_jobs())
-            assert ran.state == State.DEAD
+            assert ran.state == row(job).state == State.DEAD
             assert row(job).history[0]["kind"] == "transaction"
-            assert "failed outside of atomic()" in row(job).history[0]["message"]
-            assert "failed outside of atomic()" in str(ran.error)
-            Group.objects.create(name=f"the test goes on after {task.path}")
-
-    def test_a_block_that_is_left_open_is_a_failed_attempt(self) -> None:
-        depth = len(connection.savepoint_ids), len(connection.atomic_blocks)
-        for task in (tasks.leave_a_block_open, tasks.leave_a_block_open_in_an_atomic_one):
-            job = task.enqueue("x")
-            assert states(run_jobs()) == ["dead"]
-            assert row(job).state == "dead"
-            assert "left an atomic block open on database 'default'" in row(job).history[0]["message"]
-        assert (len(connection.savepoint_ids), len(connection.atomic_blocks)) == depth
-        assert not Group.objects.exists()
+            assert f"left {what} on database 'default' open" in row(job).history[0]["message"]
+            assert f"left {what} on database 'default' open" in str(ran.error)
+        assert Group.objects.get().name == "x before"
+        after = vars(wrapper)
+        assert set(after) == set(before)
+        # The wake-ups of four enqueues wait for the test's commit.
+        assert {name for name in before if after[name] != before[name]} == {"savepoint_state", "run_on_commit"}
 
     def test_a_handler_may_open_a_durable_block_as_in_a_worker(self) -> None:
         tasks.note_durably.enqueue("x")
@@ -296,21 +316,17 @@ class WhatRuns(TestCase):
 class Hooks(TestCase):
     """What waits for a commit, in a transaction that has none."""
 
-    def test_the_hooks_of_a_handler_run_when_its_attempt_is_over(self) -> None:
+    def test_the_hooks_of_a_handler_run_when_its_block_ends_or_at_once(self) -> None:
         tasks.hook.enqueue("x")
         assert [ran.task.rpartition(".")[2] for ran in run_jobs()] == ["hook", "note"]
         assert Group.objects.filter(name="x by a hook").exists()
+        tasks.hook_at_once.enqueue("y")
+        assert one(run_jobs()).result is True
 
     def test_a_hook_that_fails_fails_its_attempt(self) -> None:
         tasks.hook.using(max_attempts=1).enqueue("x", error="too bad")
         ran = one(run_jobs())
         assert (ran.state, str(ran.error)) == (State.DEAD, "too bad")
-
-    def test_a_hook_that_breaks_the_transaction_leaves_it_usable(self) -> None:
-        tasks.hook_that_breaks.enqueue("x")
-        ran = one(run_jobs())
-        assert (ran.state, type(ran.error).__name__) == (State.DEAD, "IntegrityError")
-        assert Group.objects.filter(name="x").count() == 1
 
     def test_hooks_of_the_test_are_left_alone(self) -> None:
         called: list[str] = []
@@ -725,13 +741,17 @@ def test_two_workers_share_the_queues(nothing_is_left: None) -> None:
 def test_a_handler_that_does_not_let_it_end_fails_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pgqueue_django import testing
 
-    monkeypatch.setattr(testing, "_END_SECONDS", 0.5)
     gate = tmp_path / "gate"
     ending = ExitStack()
     running = ending.enter_context(worker(shutdown_timeout=0.1))
-    running.wait_for(tasks.wait_deaf_at.enqueue(str(gate)), "running")
-    with pytest.raises(AssertionError, match="threads of the worker still run: pgqueue slot"):
-        ending.close()
+    running.wait_for(tasks.wait_deaf_at.using(queue_name="deaf").enqueue(str(gate)), "running")
+    with monkeypatch.context() as patch:
+        patch.setattr(testing, "_END_SECONDS", 0.5)
+        with pytest.raises(AssertionError, match="threads of the worker still run: pgqueue slot"):
+            ending.close()
+    # The tests after it have nothing to do with that thread.
+    with worker(queues=["default"]) as running:
+        running.wait_for(tasks.note.enqueue("x"))
     gate.touch()
     rows.wait_for(lambda: not our_threads(), 20)
 
