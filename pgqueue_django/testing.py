@@ -234,10 +234,11 @@ def _as_in_a_worker() -> Iterator[_Around]:
     try:
         yield around
     finally:
+        # Those that still are belong to a handler that runs jobs itself.
+        others = [wrapper for wrapper in connections.all(initialized_only=True) if "_commit" not in vars(wrapper)]
         left = [one.end() for one in disguised]
-        tests = [one.wrapper for one in disguised]
-        for wrapper in connections.all(initialized_only=True):
-            if wrapper not in tests and wrapper.connection is not None and (found := fault(wrapper)):
+        for wrapper in others:
+            if wrapper.connection is not None and (found := fault(wrapper)):
                 left.append(f"{found} on database {wrapper.alias!r}")
                 drop(wrapper.alias)
         if what := " and ".join(filter(None, left)):

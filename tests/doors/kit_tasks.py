@@ -14,6 +14,7 @@ from django.db import DatabaseError, IntegrityError, close_old_connections, conn
 from django.utils import translation
 
 from pgqueue_django import Backoff, Interrupt, JobContext, PermanentError, Retry, enqueue_many, task, transitions
+from pgqueue_django.testing import run_jobs
 
 LATER = Backoff(base=600, factor=1, cap=600)
 
@@ -133,6 +134,12 @@ def leave_a_block_open_in_an_atomic_one(name: str) -> None:
     Group.objects.create(name=name)
 
 
+@task(atomic=True, timeout=60)
+def leave_a_block_open_in_a_hook(name: str) -> None:
+    Group.objects.create(name=name)
+    transaction.on_commit(lambda: transaction.atomic().__enter__())
+
+
 @task
 def close_connections(name: str) -> int:
     connection.close()
@@ -217,6 +224,12 @@ def chain(left: int) -> None:
 def fan_out(names: list[str]) -> int:
     enqueue_many([note.call(name) for name in names])
     return Group.objects.filter(name__in=names).count()
+
+
+@task
+def run_others() -> list[str]:
+    note.enqueue("by another")
+    return [ran.state for ran in run_jobs()]
 
 
 @task

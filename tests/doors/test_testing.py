@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import connection, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.db.models.functions import Now
 from django.test import TestCase, TransactionTestCase
 from django.utils import timezone, translation
@@ -92,7 +92,15 @@ class RunJobs(TestCase):
         assert one(run_jobs()).result == 1
         assert connection.connection is before
         assert not before.closed
-        assert "close" not in vars(connection), "what was put on it is taken off"
+        with pytest.raises(DatabaseError, match="does not exist"), transaction.atomic():
+            connection.cursor().execute("RELEASE SAVEPOINT pgqueue_attempt")
+
+    def test_a_handler_may_run_jobs_itself(self) -> None:
+        before = connection.connection
+        tasks.run_others.enqueue()
+        assert one(run_jobs()).result == ["succeeded"]
+        assert connection.connection is before
+        assert Group.objects.get().name == "by another"
 
     def test_an_async_task_has_the_same_connection(self) -> None:
         Group.objects.create(name="not committed")
@@ -135,6 +143,12 @@ class RunJobs(TestCase):
         tasks.commit_by_hand.enqueue("y")
         assert states(run_jobs()) == ["succeeded"]
         assert set(Group.objects.values_list("name", flat=True)) == {"x", "y 0", "y 1"}
+
+    def test_what_a_hook_does_after_the_commit_does_not_undo_an_atomic_job(self) -> None:
+        job = tasks.leave_a_block_open_in_a_hook.enqueue("x")
+        assert states(run_jobs()) == ["succeeded"]
+        assert row(job).state == "succeeded"
+        assert Group.objects.filter(name="x").exists()
 
     def test_what_a_worker_refuses_is_refused(self) -> None:
         Group.objects.create(name="x")
