@@ -92,7 +92,7 @@ class RunJobs(TestCase):
         assert one(run_jobs()).result == 1
         assert connection.connection is before
         assert not before.closed
-        with pytest.raises(DatabaseError, match="does not exist"), transaction.atomic():
+        with pytest.raises(DatabaseError, match='"pgqueue_attempt" does not exist'), transaction.atomic():
             connection.cursor().execute("RELEASE SAVEPOINT pgqueue_attempt")
 
     def test_a_handler_may_run_jobs_itself(self) -> None:
@@ -761,7 +761,7 @@ def test_a_handler_that_does_not_let_it_end_fails_the_test(tmp_path: Path, monke
     running.wait_for(tasks.wait_deaf_at.using(queue_name="deaf").enqueue(str(gate)), "running")
     with monkeypatch.context() as patch:
         patch.setattr(testing, "_END_SECONDS", 0.5)
-        with pytest.raises(AssertionError, match="threads of the worker still run: pgqueue slot"):
+        with pytest.raises(AssertionError, match=r"threads of the worker still run: .*pgqueue slot"):
             ending.close()
     # The tests after it have nothing to do with that thread.
     with worker(queues=["default"]) as running:
