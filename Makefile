@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.14 pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs bench messages clean
 
 # SECONDS=20 closes the shop by itself; without it, Ctrl-C does. DEMO_*: see python -m testproject.demo --help.
 demo: $(VENV)/.installed-demo
@@ -20,9 +20,15 @@ lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/basedpyright
+	$(BIN)/python tests/ground/typed_names.py
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+
+# New messages come into the catalogues of all languages, to be translated, and all are compiled.
+messages: $(VENV)/.installed-test
+	$(BIN)/python tests/ground/catalogs.py
 
 # Hours; each script alone: $(BIN)/python -m bench.drain --quick
 bench: $(VENV)/.installed-test

@@ -6,7 +6,7 @@ The public names. They are imported at first use: Django imports this package be
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backoff import Backoff
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         JobCancelled,
         JobTimeout,
         LeaseLost,
+        NoResult,
         PermanentError,
         PgQueueError,
         Retry,
         TaskNotFound,
     )
+    from .options import job_options
     from .schedules import periodic
     from .tasks import Call, Task, enqueue, enqueue_many, task, task_by_name
     from .transitions import Enqueued
@@ -41,11 +43,13 @@ _HOMES = {
         "JobCancelled",
         "JobTimeout",
         "LeaseLost",
+        "NoResult",
         "PermanentError",
         "PgQueueError",
         "Retry",
         "TaskNotFound",
     ),
+    "options": ("job_options",),
     "schedules": ("periodic",),
     "tasks": ("Call", "Task", "enqueue", "enqueue_many", "task", "task_by_name"),
     "transitions": ("Enqueued",),
@@ -64,6 +68,7 @@ __all__ = [
     "JobContext",
     "JobTimeout",
     "LeaseLost",
+    "NoResult",
     "PermanentError",
     "PgQueueError",
     "Retry",
@@ -71,18 +76,21 @@ __all__ = [
     "TaskNotFound",
     "enqueue",
     "enqueue_many",
+    "job_options",
     "periodic",
     "task",
     "task_by_name",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to type checkers it would say that there is any name
+
+    def __getattr__(name):
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -39,21 +39,23 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpR
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.dateparse import parse_datetime
-from django.utils.formats import date_format, number_format
+from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.timezone import is_aware, localtime, make_aware, now
-from django.utils.translation import gettext, ngettext_lazy
+from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from . import queues, schedules, transitions
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import MOMENTS, Job, Queue, Schedule, Worker
+from .options import QUEUE_NAME
+from .outcomes import Kind
 from .payload import storable_text
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
-from .tasks import QUEUE_NAME, resolve
+from .tasks import resolve
 
 LISTED = 10_000
 """Jobs that a listing looks at, and that one action moves, at the most."""
@@ -83,7 +85,7 @@ _WALKS = {
 class StateFilter(admin.SimpleListFilter):
     """One state, found along an index that has its jobs, or among the newest jobs."""
 
-    title = _("state")
+    title = pgettext_lazy("queue", "state")
     parameter_name = "state"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -103,14 +105,37 @@ class StateFilter(admin.SimpleListFilter):
 
 
 LABELS = {
-    State.SCHEDULED: _("scheduled"),
-    State.QUEUED: _("queued"),
-    State.RUNNING: _("running"),
-    State.RETRYING: _("retrying"),
-    State.SUCCEEDED: _("succeeded"),
-    State.FAILED: _("failed"),
-    State.DEAD: _("dead"),
-    State.CANCELLED: _("cancelled"),
+    State.SCHEDULED: pgettext_lazy("queue", "scheduled"),
+    State.QUEUED: pgettext_lazy("queue", "queued"),
+    State.RUNNING: pgettext_lazy("queue", "running"),
+    State.RETRYING: pgettext_lazy("queue", "retrying"),
+    State.SUCCEEDED: pgettext_lazy("queue", "succeeded"),
+    State.FAILED: pgettext_lazy("queue", "failed"),
+    State.DEAD: pgettext_lazy("queue", "dead"),
+    State.CANCELLED: pgettext_lazy("queue", "cancelled"),
+}
+
+
+KINDS: Mapping[str, Any] = {
+    Kind.ERROR: pgettext_lazy("queue", "error"),
+    Kind.RETRY: pgettext_lazy("queue", "retry"),
+    Kind.PERMANENT: pgettext_lazy("queue", "permanent"),
+    Kind.PAYLOAD: pgettext_lazy("queue", "payload"),
+    Kind.RESULT: pgettext_lazy("queue", "result"),
+    Kind.TIMEOUT: pgettext_lazy("queue", "timeout"),
+    Kind.TRANSACTION: pgettext_lazy("queue", "transaction"),
+    Kind.LEASE_EXPIRED: _("lease expired"),
+    Kind.WORKER_LOST: _("worker lost"),
+}
+
+
+FIELDS: Mapping[str, Any] = {
+    "minute": pgettext_lazy("queue", "minute"),
+    "hour": pgettext_lazy("queue", "hour"),
+    "day of month": _("day of month"),
+    "month": pgettext_lazy("queue", "month"),
+    "day of week": _("day of week"),
+    "second": pgettext_lazy("queue", "second"),
 }
 
 
@@ -266,29 +291,29 @@ class JobAdminMixin(_JobAdmin):
             return queryset.none(), False
         return queryset.filter(pk=int(term)), False
 
-    @admin.display(description=_("job"))
+    @admin.display(description=pgettext_lazy("queue", "job"))
     def job_number(self, job: Job) -> str:
         return str(job.pk)
 
-    @admin.display(description=_("state"))
+    @admin.display(description=pgettext_lazy("queue", "state"))
     def job_state(self, job: Job) -> SafeString:
         return state_mark(job.state)
 
-    @admin.display(description=_("task"))
+    @admin.display(description=pgettext_lazy("queue", "task"))
     def job_task(self, job: Job) -> SafeString:
         if job.label:
             return format_html('{} <span class="pgq-label">{}</span>', job.task, job.label)
         return format_html("{}", job.task)
 
-    @admin.display(description=_("attempts"))
+    @admin.display(description=pgettext_lazy("queue", "attempts"))
     def job_attempts(self, job: Job) -> SafeString:
         return format_html('<span class="pgq-number">{}/{}</span>', job.attempts, job.max_attempts)
 
-    @admin.display(description=_("when"))
+    @admin.display(description=pgettext_lazy("queue", "when"))
     def job_when(self, job: Job) -> SafeString:
         return when(job, job.read_at)  # type: ignore[attr-defined]
 
-    @admin.display(description=_("enqueued"))
+    @admin.display(description=pgettext_lazy("queue", "enqueued"))
     def job_enqueued_at(self, job: Job) -> SafeString:
         return moment(job.enqueued_at, short=True)
 
@@ -444,13 +469,13 @@ class _Verb:
 _VERBS = {
     "requeue": _Verb(
         transitions.requeue,
-        _("Requeue"),
+        pgettext_lazy("queue", "Requeue"),
         ngettext_lazy("%(count)s requeued", "%(count)s requeued", "count"),
         _("Requeued."),
     ),
     "cancel": _Verb(
         transitions.cancel,
-        _("Cancel"),
+        pgettext_lazy("queue", "Cancel"),
         ngettext_lazy("%(count)s cancelled", "%(count)s cancelled", "count"),
         _("Cancelled."),
     ),
@@ -466,13 +491,13 @@ def _report(using: str, verb: str, moved: Collection[int], skipped: Sequence[int
     """What was done and what was not, and why not; and how good that news is."""
     text = str(_VERBS[verb].done % {"count": len(moved)})
     if not skipped:
-        return f"{text}.", messages.SUCCESS
+        return gettext("%(done)s.") % {"done": text}, messages.SUCCESS
     states: Counter[str] = Counter()
     for chunk in _chunks(skipped):
         states.update(Job.objects.using(using).filter(pk__in=chunk).values_list("state", flat=True))
     reasons = [(count, str(LABELS[State(state)])) for state, count in sorted(states.items())]
     if gone := len(skipped) - sum(states.values()):
-        reasons.append((gone, gettext("gone")))
+        reasons.append((gone, pgettext("queue", "gone")))
     if len(skipped) == 1:
         text = gettext("%(done)s, 1 skipped: it is %(state)s.") % {"done": text, "state": reasons[0][1]}
     else:
@@ -501,9 +526,15 @@ def moment(value: datetime | None, text: str = "", *, short: bool = False) -> Sa
     if value is None:
         return format_html("{}", "-")
     local = localtime(value) if is_aware(value) else value
-    full = date_format(local, "Y-m-d H:i:s")
-    shown = text or (date_format(local, "m-d H:i") if short else full)
+    full = written(local)
+    shown = text or (written(local, short=True) if short else full)
     return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, shown)
+
+
+def written(local: datetime, *, short: bool = False) -> str:
+    """As a form of this language would write it: other formats have no seconds, or are long."""
+    ending = "%M" if short else "%S"
+    return local.strftime(next(one for one in get_format("DATETIME_INPUT_FORMATS") if one.endswith(ending)))
 
 
 def length(seconds: float) -> str:
@@ -536,9 +567,9 @@ def when(job: Job, now: datetime) -> SafeString:
 
 
 def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
-    yield _("Queue"), job.queue_name
-    yield _("Priority"), job.priority
-    yield _("Attempts"), f"{job.attempts}/{job.max_attempts}"
+    yield pgettext_lazy("queue", "Queue"), job.queue_name
+    yield pgettext_lazy("queue", "Priority"), job.priority
+    yield pgettext_lazy("queue", "Attempts"), f"{job.attempts}/{job.max_attempts}"
     yield _("Enqueued at"), moment(job.enqueued_at)
     yield _("Not before"), moment(job.run_after)
     yield _("Started at"), moment(job.started_at)
@@ -550,13 +581,15 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
     if job.prune_after:
         yield _("Kept until"), moment(job.prune_after)
     if job.worker_id:
-        yield _("Worker"), job.worker_id
+        yield pgettext_lazy("queue", "Worker"), job.worker_id
     if job.idempotency_key is not None:
         yield _("Idempotency key"), job.idempotency_key
     if isinstance(job.progress, dict):
         fraction = job.progress.get("fraction")
-        percent = f"{fraction:.0%}" if isinstance(fraction, int | float) else ""
-        yield _("Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
+        percent = ""
+        if isinstance(fraction, int | float):
+            percent = gettext("%(percent)s%%") % {"percent": f"{fraction * 100:.0f}"}
+        yield pgettext_lazy("queue", "Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
     if job.parked_at:
         yield _("Handed back"), _("by workers that do not know this task")
 
@@ -581,7 +614,7 @@ def _attempts(history: Any, open_payload: bool) -> list[Attempt]:
                 started_at=moment(started) if isinstance(started, datetime) else started,
                 ended_at=moment(ended) if isinstance(ended, datetime) else ended,
                 took=length(took.total_seconds()) if isinstance(took, timedelta) else "",
-                kind=known.get("kind", ""),
+                kind=KINDS.get(str(known.get("kind")), known.get("kind", "")),
                 error_type=known.get("error_type", ""),
                 message=str(known.get("message") or "") if open_payload else "",
                 traceback=str(known.get("traceback") or "") if open_payload else "",
@@ -607,7 +640,7 @@ class WorkerAdmin(_WorkerAdmin):
     """The worker processes, to look at."""
 
     list_display = (
-        *("name", "host", "pid", "version", "queues", "running", "concurrency", "memory", "skew", "started_at"),
+        *("name", "host", "process", "version", "queues", "running", "concurrency", "memory", "skew", "started_at"),
         "heartbeat_at",
     )
     list_display_links = None
@@ -617,13 +650,22 @@ class WorkerAdmin(_WorkerAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Worker]:
         return super().get_queryset(request).using(router.db_for_write(self.model))
 
-    @admin.display(description=_("memory"))
+    @admin.display(description=pgettext_lazy("queue", "process"))
+    def process(self, worker: Worker) -> str:
+        return str(worker.pid)  # a name, not a number: without the separators of thousands
+
+    @admin.display(description=pgettext_lazy("queue", "memory"))
     def memory(self, worker: Worker) -> str:
-        return "-" if worker.memory_bytes is None else f"{worker.memory_bytes / 1e6:.0f} MB"
+        if worker.memory_bytes is None:
+            return "-"
+        return gettext("%(n)s MB") % {"n": number_format(round(worker.memory_bytes / 1e6))}
 
     @admin.display(description=_("clock skew"))
     def skew(self, worker: Worker) -> str:
-        return "-" if worker.skew_seconds is None else f"{worker.skew_seconds:+.3f} s"
+        if worker.skew_seconds is None:
+            return "-"
+        sign = "-" if worker.skew_seconds < 0 else "+"
+        return gettext("%(n)s s") % {"n": sign + number_format(abs(worker.skew_seconds), 3)}
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -675,7 +717,7 @@ class QueueAdmin(_WhereJobsAre, _QueueAdmin):
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("name",) if obj else ()
 
-    @admin.display(boolean=True, description=_("paused"))
+    @admin.display(boolean=True, description=pgettext_lazy("queue", "paused"))
     def paused(self, queue: Queue) -> bool:
         return queue.name in queues.paused(router.db_for_write(Queue))
 
@@ -687,7 +729,7 @@ class QueueAdmin(_WhereJobsAre, _QueueAdmin):
             until=obj.resume_at,
         )
 
-    @admin.action(description=_("Resume"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Resume"), permissions=["change"])
     def resume_queues(self, request: HttpRequest, chosen: QuerySet[Queue]) -> None:
         for queue in chosen:
             if queues.resume(router.db_for_write(Queue), queue.name):
@@ -707,7 +749,7 @@ class ScheduleForm(_ScheduleForm):
             try:
                 Line(data["line"], data["zone"])
             except InvalidSchedule as error:
-                raise ValidationError({"line": str(error)}) from error
+                raise ValidationError({"line": _why(error)}) from error
         if {"task", "args", "kwargs"} <= set(data):
             self._check_call(data["task"], data["args"], data["kwargs"])
         return data
@@ -723,9 +765,18 @@ class ScheduleForm(_ScheduleForm):
         try:
             resolve(path).call(*args, **kwargs)
         except TaskNotFound as error:
-            raise ValidationError({"task": str(error)}) from error
+            text = gettext("There is no such task here: %(why)s")
+            raise ValidationError({"task": text % {"why": error}}) from error
         except (TypeError, InvalidPayload) as error:
-            raise ValidationError({"args": str(error)}) from error
+            text = gettext("The task does not take these arguments: %(why)s")
+            raise ValidationError({"args": text % {"why": error}}) from error
+
+
+def _why(error: InvalidSchedule) -> str:
+    """What is wrong, in the language of who reads it."""
+    return gettext(error.text) % {
+        name: FIELDS.get(str(value), value) if name == "field" else value for name, value in error.params.items()
+    }
 
 
 @admin.register(Schedule)
@@ -741,9 +792,9 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     actions = ("run_schedules", "skip_schedules", "enable_schedules", "disable_schedules")
     fields = (
         *("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap", "is_enabled", "skip_next"),
-        *("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error"),
+        *("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job", "retired_at", "error"),
     )
-    _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job_id", "retired_at", "error")
+    _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job", "retired_at", "error")
     _of_the_code = ("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap")
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
@@ -762,6 +813,10 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     def late(self, schedule: Schedule) -> str:
         return "-" if schedule.late_seconds is None else length(schedule.late_seconds)
 
+    @admin.display(description=_("last job"))
+    def last_job(self, schedule: Schedule) -> str:
+        return "-" if schedule.last_job_id is None else str(schedule.last_job_id)
+
     @admin.display(description=_("next ticks"))
     def next_ticks(self, schedule: Schedule) -> str:
         if schedule.next_at is None:
@@ -772,7 +827,7 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
         except InvalidSchedule:
             return "-"
         # By the clocks that the line goes by, not by those of whoever looks.
-        ticks = ", ".join(f"{line.wall(one):%Y-%m-%d %H:%M:%S}" for one in [first, *line.ticks(first, 4)])
+        ticks = ", ".join(written(line.wall(one)) for one in [first, *line.ticks(first, 4)])
         return f"{ticks} ({schedule.zone})"
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
@@ -806,20 +861,20 @@ class ScheduleAdmin(_WhereJobsAre, _ScheduleAdmin):
     def skip_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         self._switch(request, chosen, gettext("The next tick is skipped."), skip_next=True)
 
-    @admin.action(description=_("Enable"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Enable"), permissions=["change"])
     def enable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         for schedule in chosen.filter(is_enabled=False):
             try:
                 # From now on: what it missed while it was off is not made up for.
                 schedules.plan(chosen.db, schedule)
             except InvalidSchedule as error:
-                self.message_user(request, f"{schedule}: {error}", messages.ERROR)
+                self.message_user(request, f"{schedule}: {_why(error)}", messages.ERROR)
                 continue
             planned = {"is_enabled": True, "next_at": schedule.next_at, "error": ""}
             Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**planned)
             self.log_change(request, schedule, gettext("Enabled."))
 
-    @admin.action(description=_("Disable"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Disable"), permissions=["change"])
     def disable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         self._switch(request, chosen, gettext("Disabled."), is_enabled=False)
 

@@ -1,3 +1,6 @@
+"""The app."""
+
+import django
 from django.apps import AppConfig
 from django.utils.translation import gettext_lazy as _
 
@@ -7,3 +10,8 @@ class PgQueueConfig(AppConfig):
     label = "pgqueue_django"
     default_auto_field = "django.db.models.BigAutoField"
     verbose_name = _("Job queue")
+
+    def ready(self) -> None:
+        if django.VERSION >= (6, 0):
+            # Django looks at TASKS in `manage.py check` only where somebody has imported its tasks.
+            from . import compat  # noqa: F401

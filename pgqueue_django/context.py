@@ -22,7 +22,7 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        self.is_watched = False  # a handler looks at it
+        self.is_watched: bool = False  # a handler looks at it
         self._event: threading.Event | None = None
 
     def is_set(self) -> bool:
@@ -60,10 +60,10 @@ class JobContext:
         gives_way: Callable[[], bool],
         report: Callable[[str], None],
     ) -> None:
-        self.job_id = job_id
-        self.attempt = attempt
-        self.max_attempts = max_attempts
-        self.deadline = deadline
+        self.job_id: int = job_id
+        self.attempt: int = attempt
+        self.max_attempts: int = max_attempts
+        self.deadline: float | None = deadline
         self._cancelled = cancelled
         self._gives_way = gives_way
         self._report = report

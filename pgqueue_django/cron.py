@@ -22,6 +22,7 @@ from zoneinfo import ZoneInfo
 
 from croniter import croniter
 from croniter.croniter import CroniterError
+from django.utils.translation import gettext_noop as _
 
 from .exceptions import InvalidSchedule
 
@@ -60,28 +61,37 @@ class Line:
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or len(self.text) > MAX_LENGTH:
-            raise InvalidSchedule(f"A schedule's line is a text of at most {MAX_LENGTH} characters.")
+            raise InvalidSchedule(_("A schedule's line is a text of at most %(most)s characters."), most=MAX_LENGTH)
         _tz(self.zone)
         fields = self._fields
         if len(fields) not in (5, 6):
             names = ", ".join(sorted(_NAMES))
             raise InvalidSchedule(
-                f"{self.text!r} has {len(fields)} fields. Give five (minute hour day-of-month month day-of-week), six "
-                f"with seconds as the last, or one of {names}."
+                _(
+                    "%(line)r has %(count)s fields. Give five (minute hour day-of-month month day-of-week), six "
+                    "with seconds as the last, or one of %(names)s."
+                ),
+                line=self.text,
+                count=len(fields),
+                names=names,
             )
         for name, field in zip(_FIELDS, fields, strict=False):
+            said = {"line": self.text, "value": field, "field": name}
             if _DRAWN.search(field):
-                raise InvalidSchedule(f"{self.text!r}: {field!r} is drawn by lot (R) or hashed (H); give a {name}.")
+                raise InvalidSchedule(
+                    _("%(line)r: %(value)r is drawn by lot (R) or hashed (H); give a %(field)s."), **said
+                )
             if not _ALLOWED.fullmatch(field):
-                raise InvalidSchedule(f"{self.text!r}: {field!r} is no {name}.")
+                raise InvalidSchedule(_("%(line)r: %(value)r is no %(field)s."), **said)
         try:
             croniter(self._line, _BEGIN).get_next(datetime)
         except CroniterError as error:
-            why = "no date ever matches it" if "failed to find" in str(error) else str(error)
-            raise InvalidSchedule(f"{self.text!r}: {why}.") from error
+            if "failed to find" in str(error):
+                raise InvalidSchedule(_("%(line)r: no date ever matches it."), line=self.text) from error
+            raise InvalidSchedule("%(line)r: %(why)s.", line=self.text, why=error) from error
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             # It does not check everything that it reads.
-            raise InvalidSchedule(f"{self.text!r} is no schedule: {error}.") from error
+            raise InvalidSchedule(_("%(line)r is no schedule: %(why)s."), line=self.text, why=error) from error
 
     @cached_property
     def _line(self) -> str:
@@ -158,7 +168,7 @@ def _tz(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, TypeError, OSError) as error:  # not found, a path, no text, a folder
-        raise InvalidSchedule(f"{name!r} is no time zone; give a name as in Europe/Warsaw.") from error
+        raise InvalidSchedule(_("%(zone)r is no time zone; give a name as in Europe/Warsaw."), zone=name) from error
 
 
 def _floor(moment: datetime) -> datetime:

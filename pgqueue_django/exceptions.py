@@ -58,7 +58,15 @@ class InvalidPayload(PgQueueError, ValueError):
 
 
 class InvalidSchedule(PgQueueError, ValueError):
-    """A schedule's line cannot be read, can never fire, or its time zone does not exist."""
+    """A schedule's line cannot be read, can never fire, or its time zone does not exist.
+
+    ``text`` with ``params`` in it is the message; apart, a door can say it in the language of who reads it.
+    """
+
+    def __init__(self, text: str, /, **params: object) -> None:
+        super().__init__(text % params if params else text)
+        self.text: str = text
+        self.params: dict[str, object] = params
 
 
 class InvalidOption(PgQueueError, ValueError):
@@ -67,6 +75,14 @@ class InvalidOption(PgQueueError, ValueError):
 
 class TaskNotFound(PgQueueError, LookupError):
     """No task can be imported from this path in this process."""
+
+
+class NoResult(PgQueueError, LookupError):
+    """A result that was asked for is not there. ``state`` is what the job is, None if the task has no such job."""
+
+    def __init__(self, message: str, *, state: str | None) -> None:
+        super().__init__(message)
+        self.state: str | None = state
 
 
 MAX_DELAY = 366 * 24 * 3600

@@ -16,10 +16,11 @@ from django.db.models import BooleanField, F, Q, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
+from .options import MAX_PRIORITY
 from .states import FINISHED, WAITING, State
 
-MAX_PRIORITY = 100
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 
 
@@ -71,23 +72,31 @@ class Job(models.Model):
     """One request to run a task: a row that the verbs of ``transitions`` move from state to state."""
 
     id = models.BigAutoField(primary_key=True)
-    task = models.CharField(_("task"), max_length=255, db_comment="Import path of the task, e.g. shop.tasks.charge")
-    queue_name = models.CharField(_("queue"), max_length=63, db_default="default", db_comment="Its queue")
-    priority = models.SmallIntegerField(_("priority"), db_default=0, db_comment="-100 to 100, higher is claimed first")
+    task = models.CharField(
+        pgettext_lazy("queue", "task"), max_length=255, db_comment="Import path of the task, e.g. shop.tasks.charge"
+    )
+    queue_name = models.CharField(
+        pgettext_lazy("queue", "queue"), max_length=63, db_default="default", db_comment="Its queue"
+    )
+    priority = models.SmallIntegerField(
+        pgettext_lazy("queue", "priority"), db_default=0, db_comment="-100 to 100, higher is claimed first"
+    )
     state = models.CharField(
-        _("state"),
+        pgettext_lazy("queue", "state"),
         max_length=9,
         choices=[(s.value, s.value) for s in State],
         db_default=State.QUEUED.value,
         db_comment="scheduled, queued, running, retrying, succeeded, failed, dead or cancelled",
     )
     args = PayloadField(
-        _("arguments"),
+        pgettext_lazy("queue", "arguments"),
         db_default=Value([], models.JSONField()),
         db_comment="Positional arguments, a JSON array",
     )
     kwargs = PayloadField(
-        _("keywords"), db_default=Value({}, models.JSONField()), db_comment="Keyword arguments, a JSON object"
+        pgettext_lazy("queue", "keywords"),
+        db_default=Value({}, models.JSONField()),
+        db_comment="Keyword arguments, a JSON object",
     )
     run_after = models.DateTimeField(
         _("run after"),
@@ -103,13 +112,15 @@ class Job(models.Model):
         _("prune after"), null=True, db_comment="When the finished row may be deleted; null: never"
     )
     attempts = models.PositiveIntegerField(
-        _("attempts"), db_default=0, db_comment="Attempts charged since it was enqueued or requeued"
+        pgettext_lazy("queue", "attempts"),
+        db_default=0,
+        db_comment="Attempts charged since it was enqueued or requeued",
     )
     max_attempts = models.PositiveIntegerField(
         _("max attempts"), db_default=5, db_comment="After so many failed attempts it is dead"
     )
     backoff = models.JSONField(
-        _("backoff"),
+        pgettext_lazy("queue", "backoff"),
         db_default=Value({}, models.JSONField()),
         db_comment="base, factor and cap, in seconds, of the wait between attempts",
     )
@@ -124,7 +135,7 @@ class Job(models.Model):
         db_comment="The running attempt is given up after this; null: not running",
     )
     worker_id = models.CharField(
-        _("worker"),
+        pgettext_lazy("queue", "worker"),
         max_length=120,
         null=True,
         db_comment="Worker of the latest attempt",
@@ -137,24 +148,37 @@ class Job(models.Model):
         null=True,
         db_comment="When a worker first gave it back because it does not know the task; null: known",
     )
-    progress = models.JSONField(_("progress"), null=True, db_comment="fraction and message, as of the last heartbeat")
-    result = PayloadField(_("result"), null=True, db_comment="What the handler returned")
+    progress = models.JSONField(
+        pgettext_lazy("queue", "progress"), null=True, db_comment="fraction and message, as of the last heartbeat"
+    )
+    result = PayloadField(pgettext_lazy("queue", "result"), null=True, db_comment="What the handler returned")
     history = models.JSONField(
-        _("history"),
+        pgettext_lazy("queue", "history"),
         db_default=Value([], models.JSONField()),
         db_comment="One object per failed attempt: attempt, worker, started_at, ended_at, kind, error_type, "
         "message, traceback. The first and the newest are kept",
     )
+    past_worker_ids = models.JSONField(
+        _("past workers"),
+        null=True,
+        db_comment="Workers of the charged attempts that are over, the newest 999; not of the one that succeeded",
+    )
+    first_started_at = models.DateTimeField(
+        _("first started at"), null=True, db_comment="When the first of these attempts was claimed; null: there is none"
+    )
     label = models.CharField(
-        _("label"), max_length=200, db_default="", db_comment="A short text for people, made at enqueue"
+        pgettext_lazy("queue", "label"),
+        max_length=200,
+        db_default="",
+        db_comment="A short text for people, made at enqueue",
     )
 
     objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()
 
     class Meta:
         db_table = "pgqueue_job"
-        verbose_name = _("job")
-        verbose_name_plural = _("jobs")
+        verbose_name = pgettext_lazy("queue", "job")
+        verbose_name_plural = pgettext_lazy("queue", "jobs")
         default_permissions = ("view", "delete")
         permissions = [
             ("view_job_payload", "Can view the arguments, result and errors of jobs"),
@@ -245,22 +269,35 @@ class Worker(models.Model):
     """One worker process, for people to look at. Recovery never depends on this row."""
 
     id = models.CharField(primary_key=True, max_length=120, db_comment="Its name and eight random hex digits")
-    name = models.CharField(_("name"), max_length=100, db_comment="--name, or host:pid")
-    host = models.CharField(_("host"), max_length=255, db_comment="Host name")
-    pid = models.BigIntegerField(_("process"), db_comment="Process id on that host")
-    queues = models.JSONField(_("queues"), default=list, db_comment="Queues that it was told to take; []: all")
-    concurrency = models.PositiveIntegerField(_("slots"), db_comment="Jobs that it runs at the same time")
-    running = models.PositiveIntegerField(
-        _("running"), db_default=0, db_comment="Jobs that it ran at the last heartbeat"
+    name = models.CharField(pgettext_lazy("queue", "name"), max_length=100, db_comment="--name, or host:pid")
+    host = models.CharField(pgettext_lazy("queue", "host"), max_length=255, db_comment="Host name")
+    pid = models.BigIntegerField(pgettext_lazy("queue", "process"), db_comment="Process id on that host")
+    queues = models.JSONField(
+        pgettext_lazy("queue", "queues"), default=list, db_comment="Queues that it was told to take; []: all"
     )
-    lease_seconds = models.FloatField(_("lease"), db_comment="Length of its leases")
+    concurrency = models.PositiveIntegerField(
+        pgettext_lazy("queue", "slots"), db_comment="Jobs that it runs at the same time"
+    )
+    running = models.PositiveIntegerField(
+        pgettext_lazy("queue", "running"), db_default=0, db_comment="Jobs that it ran at the last heartbeat"
+    )
+    lease_seconds = models.FloatField(pgettext_lazy("queue", "lease"), db_comment="Length of its leases")
     version = models.CharField(
-        _("version"), max_length=40, default="", db_default="", db_comment="Of pgqueue_django, as it started"
+        pgettext_lazy("queue", "version"),
+        max_length=40,
+        default="",
+        db_default="",
+        db_comment="Of pgqueue_django, as it started",
     )
     tasks = models.JSONField(
-        _("tasks"), default=list, db_default=Value([], models.JSONField()), db_comment="That it knew as it started"
+        pgettext_lazy("queue", "tasks"),
+        default=list,
+        db_default=Value([], models.JSONField()),
+        db_comment="That it knew as it started",
     )
-    memory_bytes = models.BigIntegerField(_("memory"), null=True, db_comment="Of its process, at the last heartbeat")
+    memory_bytes = models.BigIntegerField(
+        pgettext_lazy("queue", "memory"), null=True, db_comment="Of its process, at the last heartbeat"
+    )
     skew_seconds = models.FloatField(
         _("clock skew"), null=True, db_comment="Its host's clock less the database's, at the last heartbeat"
     )
@@ -271,8 +308,8 @@ class Worker(models.Model):
 
     class Meta:
         db_table = "pgqueue_worker"
-        verbose_name = _("worker")
-        verbose_name_plural = _("workers")
+        verbose_name = pgettext_lazy("queue", "worker")
+        verbose_name_plural = pgettext_lazy("queue", "workers")
         default_permissions = ("view",)
         indexes = [models.Index(fields=["heartbeat_at"], name="pgqueue_worker_heartbeat")]
 
@@ -297,20 +334,25 @@ class Chore(models.Model):
 class Queue(models.Model):
     """A queue of which there is something to say: that it is paused. Others have no row."""
 
-    name = models.CharField(_("name"), primary_key=True, max_length=63, db_comment="Its name")
+    name = models.CharField(pgettext_lazy("queue", "name"), primary_key=True, max_length=63, db_comment="Its name")
     paused_at = models.DateTimeField(_("paused at"), null=True, db_comment="Since when nothing of it is claimed")
     resume_at = models.DateTimeField(
         _("resume at"), null=True, blank=True, db_comment="When it goes on by itself; null: when a person says so"
     )
     reason = models.CharField(
-        _("reason"), max_length=200, blank=True, default="", db_default="", db_comment="Why it was paused"
+        pgettext_lazy("queue", "reason"),
+        max_length=200,
+        blank=True,
+        default="",
+        db_default="",
+        db_comment="Why it was paused",
     )
-    actor = models.CharField(_("actor"), max_length=150, db_default="", db_comment="Who paused it")
+    actor = models.CharField(pgettext_lazy("queue", "actor"), max_length=150, db_default="", db_comment="Who paused it")
 
     class Meta:
         db_table = "pgqueue_queue"
-        verbose_name = _("queue")
-        verbose_name_plural = _("queues")
+        verbose_name = pgettext_lazy("queue", "queue")
+        verbose_name_plural = pgettext_lazy("queue", "queues")
         default_permissions = ("add", "view", "change")
 
     def __str__(self) -> str:
@@ -341,7 +383,9 @@ class Schedule(models.Model):
         SKIP = "skip", _("skip the tick")
 
     id = models.BigAutoField(primary_key=True)
-    name = models.CharField(_("name"), max_length=100, unique=True, db_comment="Part of the keys of its jobs")
+    name = models.CharField(
+        pgettext_lazy("queue", "name"), max_length=100, unique=True, db_comment="Part of the keys of its jobs"
+    )
     is_code = models.BooleanField(
         _("from code"),
         default=False,
@@ -349,13 +393,19 @@ class Schedule(models.Model):
         editable=False,
         db_comment="Declared with @periodic, not by a person",
     )
-    task = models.CharField(_("task"), max_length=255, db_comment="Import path of the task")
-    line = models.CharField(_("line"), max_length=200, db_comment="minute hour day-of-month month day-of-week [second]")
+    task = models.CharField(pgettext_lazy("queue", "task"), max_length=255, db_comment="Import path of the task")
+    line = models.CharField(
+        pgettext_lazy("queue", "line"), max_length=200, db_comment="minute hour day-of-month month day-of-week [second]"
+    )
     zone = models.CharField(
         _("time zone"), max_length=64, default="UTC", db_default="UTC", db_comment="Whose clocks it goes by"
     )
-    args = PayloadField(_("arguments"), default=list, blank=True, db_comment="Positional arguments, a JSON array")
-    kwargs = PayloadField(_("keywords"), default=dict, blank=True, db_comment="Keyword arguments, a JSON object")
+    args = PayloadField(
+        pgettext_lazy("queue", "arguments"), default=list, blank=True, db_comment="Positional arguments, a JSON array"
+    )
+    kwargs = PayloadField(
+        pgettext_lazy("queue", "keywords"), default=dict, blank=True, db_comment="Keyword arguments, a JSON object"
+    )
     missed = models.CharField(
         _("missed ticks"),
         max_length=4,
@@ -370,7 +420,7 @@ class Schedule(models.Model):
         default=Overlap.ALLOW,
         db_comment="allow or skip: at a tick while the job of the one before is not finished",
     )
-    is_enabled = models.BooleanField(_("enabled"), default=True, db_comment="A person's switch")
+    is_enabled = models.BooleanField(pgettext_lazy("queue", "enabled"), default=True, db_comment="A person's switch")
     skip_next = models.BooleanField(_("skip next"), default=False, db_comment="Leave the next tick out, once")
     next_at = models.DateTimeField(_("next tick"), null=True, editable=False, db_comment="The next tick")
     declared_at = models.DateTimeField(
@@ -380,7 +430,12 @@ class Schedule(models.Model):
         _("retired at"), null=True, editable=False, db_comment="No worker has had it in its code for a while"
     )
     error = models.CharField(
-        _("error"), max_length=500, db_default="", default="", editable=False, db_comment="Why it does not fire"
+        pgettext_lazy("queue", "error"),
+        max_length=500,
+        db_default="",
+        default="",
+        editable=False,
+        db_comment="Why it does not fire",
     )
     last_tick = models.DateTimeField(_("last tick"), null=True, editable=False, db_comment="The tick that fired last")
     last_fired_at = models.DateTimeField(_("fired at"), null=True, editable=False, db_comment="And when that was")
@@ -390,8 +445,8 @@ class Schedule(models.Model):
 
     class Meta:
         db_table = "pgqueue_schedule"
-        verbose_name = _("schedule")
-        verbose_name_plural = _("schedules")
+        verbose_name = pgettext_lazy("queue", "schedule")
+        verbose_name_plural = pgettext_lazy("queue", "schedules")
         indexes = [
             models.Index(
                 fields=["next_at"], name="pgqueue_schedule_due", condition=Q(is_enabled=True, retired_at__isnull=True)

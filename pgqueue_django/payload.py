@@ -114,8 +114,12 @@ class Signature:
     annotation; so are those whose annotation names something that cannot be found at the first call.
     """
 
-    def __init__(self, func: Callable[..., Any], skip_context: bool) -> None:
-        """``skip_context``: the worker passes the first parameter. Raises ``TypeError`` if there is none."""
+    def __init__(self, func: Callable[..., Any], skip_context: bool, *, plain: bool = False) -> None:
+        """``skip_context``: the worker passes the first parameter. Raises ``TypeError`` if there is none.
+
+        ``plain``: nothing is converted, whatever the annotations.
+        """
+        self._is_plain = plain
         self.name: str = getattr(func, "__qualname__", repr(func))
         self._func = func
         signature = _signature(func)
@@ -205,6 +209,8 @@ class Signature:
     @cached_property
     def _codecs(self) -> tuple[list[_Codec], dict[str, _Codec], _Codec, _Codec] | None:
         """By position and by name, then of ``*args`` and ``**kwargs``. None: all parameters are plain JSON."""
+        if self._is_plain:
+            return None
         namespace = getattr(inspect.unwrap(self._func), "__globals__", {})
         positional: list[_Codec] = []
         named: dict[str, _Codec] = {}

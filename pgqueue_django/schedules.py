@@ -28,7 +28,7 @@ from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import Job, Schedule
 from .states import FINISHED
-from .tasks import Task, resolve
+from .tasks import Task, is_django, of_django, resolve
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -69,6 +69,8 @@ def periodic(
 ) -> Callable[[Task[P, R]], Task[P, R]]:
     """Enqueue the task at each tick of ``line``: ``@periodic("0 3 * * *", tz="Europe/Warsaw")`` above ``@task``.
 
+    Ours, or Django's own where its backend is ours.
+
     ``tz``: whose clocks, else ``settings.TIME_ZONE``. ``name``: in the table and in the jobs' keys, else the task's
     path; a second schedule of one task needs one. ``args`` and ``kwargs`` of the call. ``missed="one"`` makes up once
     for the ticks that passed while no worker ran, if later ones are due, too; ``"none"`` leaves them out.
@@ -77,7 +79,8 @@ def periodic(
     Raises InvalidSchedule; TypeError or InvalidPayload when the task does not take such a call.
     """
 
-    def decorate(task: Task[P, R]) -> Task[P, R]:
+    def decorate(decorated: Task[P, R]) -> Task[P, R]:
+        task = of_django(decorated) if is_django(decorated) else decorated
         if not isinstance(task, Task):
             raise InvalidSchedule("@periodic stands above @task.")
         called = name or task.path
@@ -100,7 +103,7 @@ def periodic(
         )
         if _declared.setdefault(called, made) != made:
             raise InvalidSchedule(f"There is a schedule {called!r} already; give this one its own name=.")
-        return task
+        return decorated
 
     return decorate
 

@@ -12,30 +12,27 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from functools import cached_property, lru_cache
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import sync_to_async
 from django.db import connections, router
-from django.utils import timezone
 from django.utils.module_loading import import_string
 
-from . import conf, payload, transitions
+from . import conf, options, payload, transitions
 from .backoff import Backoff
 from .context import JobContext
-from .exceptions import InvalidOption, InvalidPayload, TaskNotFound
-from .models import MAX_PRIORITY, Job
+from .exceptions import InvalidOption, NoResult, TaskNotFound
+from .models import Job
+from .states import State
 from .transitions import Enqueued, NewJob
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
-QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _PATH = re.compile(r"(?:[^\W\d]\w*\.)+[^\W\d]\w*")
-_MAX_WAIT = timedelta(days=36500)
-_MAX_INT = 2**31 - 1  # of the columns attempts and max_attempts
 
-_declared: dict[str, str] = {}  # path: queue
 _known: dict[str, Task[Any, Any]] = {}
 _unknown_until: dict[str, float] = {}
 _UNKNOWN_SECONDS = 30.0  # an import that failed is not tried again for each job
@@ -53,9 +50,10 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Task(Generic[P, R]):
+class Task(Generic[P, R_co]):
     """A function that may run later, with the options of its jobs. Made by ``@task``; never changed.
 
+    ``P`` is what callers pass, without the context; ``R_co`` what the function returns, of a coroutine in the end.
     ``func`` and ``signature`` are None when the code is elsewhere (``task_by_name``).
     """
 
@@ -72,24 +70,18 @@ class Task(Generic[P, R]):
     idempotency_key: str | None = None
     database: str | None = None
     signature: payload.Signature | None = field(default=None, repr=False, compare=False)
+    origin: Any = field(default=None, repr=False, compare=False)
+    """The task of Django's own framework that this one stands for, else None."""
 
     def __post_init__(self) -> None:
         if len(self.path) > 255 or not _PATH.fullmatch(self.path):
             raise InvalidOption(f"{self.path[:300]!r} is no import path of a task (module.function, ≤ 255 characters).")
-        if not isinstance(self.queue_name, str) or not QUEUE_NAME.fullmatch(self.queue_name):
-            raise InvalidOption(f"queue_name={self.queue_name!r}: 1 to 63 letters, digits, '_', '.' or '-'.")
-        if not _is_whole(self.priority) or abs(self.priority) > MAX_PRIORITY:
-            raise InvalidOption(
-                f"priority={self.priority!r}: a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, higher first."
-            )
-        if self.max_attempts is not None and (
-            not _is_whole(self.max_attempts) or not 1 <= self.max_attempts <= _MAX_INT
-        ):
-            raise InvalidOption(f"max_attempts={self.max_attempts!r}: a whole number of at least 1.")
-        if not isinstance(self.backoff, Backoff):
-            raise InvalidOption(f"backoff={self.backoff!r}: pass a Backoff(base=, factor=, cap=).")
-        _check_run_after(self.run_after)
-        _check_key(self.idempotency_key)
+        options.check_queue_name(self.queue_name)
+        options.check_priority(self.priority)
+        options.check_max_attempts(self.max_attempts)
+        options.check_backoff(self.backoff)
+        options.check_run_after(self.run_after)
+        options.check_key(self.idempotency_key)
         if self.database is not None and self.database not in connections:
             raise InvalidOption(f"database={self.database!r}: not in DATABASES ({', '.join(connections)}).")
 
@@ -102,18 +94,18 @@ class Task(Generic[P, R]):
         """The alias that this task's jobs go to: never a replica, which would show a job as missing."""
         return self.database or router.db_for_write(Job)
 
-    def using(self, **options: Unpack[Options]) -> Task[P, R]:
+    def using(self, **changes: Unpack[Options]) -> Task[P, R_co]:
         """The same task with other options for its next jobs.
 
         ``run_after`` is an aware datetime, or a timedelta from the moment of the INSERT on the database's
         clock. Raises TypeError for an unknown option, InvalidOption for a value out of its range.
         """
-        if unknown := sorted(set(options) - Options.__annotations__.keys()):
+        if unknown := sorted(set(changes) - Options.__annotations__.keys()):
             raise TypeError(
                 f"using() got {', '.join(unknown)}; it takes {', '.join(Options.__annotations__)} "
                 "(timeout, backoff and atomic belong to @task)."
             )
-        return replace(self, **options)
+        return replace(self, **changes)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """Make a job of this call, in the transaction that is open on its database.
@@ -121,7 +113,7 @@ class Task(Generic[P, R]):
         Raises TypeError when the function does not take this call, InvalidPayload when an argument cannot be
         stored as JSON.
         """
-        return transitions.enqueue(self.using_database, self._new_job(args, kwargs))
+        return transitions.enqueue(self.using_database, self.new_job(args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Enqueued:
         """``enqueue`` for coroutines, on the connection that the surrounding synchronous code has."""
@@ -130,9 +122,33 @@ class Task(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """This call, checked and encoded, for ``enqueue_many``. Raises as ``enqueue`` does."""
-        return Call(self.using_database, self._new_job(args, kwargs))
+        return Call(self.using_database, self.new_job(args, kwargs))
 
-    def _new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+    def result(self, job: Enqueued | int) -> R_co:
+        """What the handler of this job, or of the one with this id, has returned, as JSON keeps it: tuples are lists.
+
+        Reads the row once and waits for nothing. Raises NoResult when the job has not succeeded, is another task's,
+        or does not exist (any more): finished jobs are kept for a time only.
+        """
+        id = job.id if isinstance(job, Enqueued) else job
+        row: Any = Job.objects.using(self.using_database).filter(pk=id).values_list("task", "state", "result").first()
+        if row is None:
+            raise NoResult(f"There is no job {id}.", state=None)
+        task, state, result = row
+        if task != self.path:
+            raise NoResult(f"Job {id} is one of {task}, not of {self.path}.", state=None)
+        if state != State.SUCCEEDED:
+            raise NoResult(f"Job {id} is {state}.", state=state)
+        value: R_co = result
+        return value
+
+    async def aresult(self, job: Enqueued | int) -> R_co:
+        """``result`` for coroutines, on the connection that the surrounding synchronous code has."""
+        value: R_co = await sync_to_async(self.result, thread_sensitive=True)(job)
+        return value
+
+    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        """This call, checked and encoded, as a row to be. Raises as ``enqueue`` does."""
         settings = conf.current()
         if self.signature is None:
             args_json, kwargs_json = payload.untyped(args, kwargs, limit=settings.MAX_PAYLOAD_BYTES)
@@ -167,6 +183,24 @@ class Call:
     job: NewJob
 
 
+class _Decorator(Protocol):
+    """``@task(...)``. The result of a coroutine function is what it returns in the end, as with the bare ``@task``."""
+
+    @overload
+    def __call__(self, func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class _ContextDecorator(Protocol):
+    """``@task(takes_context=True, ...)``: callers leave the context out."""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[Concatenate[JobContext, P], R], /) -> Task[P, R]: ...
+
+
 @overload
 def task(func: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
 @overload
@@ -181,7 +215,7 @@ def task(
     backoff: Backoff = ...,
     atomic: bool = ...,
     takes_context: Literal[True],
-) -> Callable[[Callable[Concatenate[JobContext, P], R]], Task[P, R]]: ...
+) -> _ContextDecorator: ...
 @overload
 def task(
     *,
@@ -192,7 +226,7 @@ def task(
     backoff: Backoff = ...,
     atomic: bool = ...,
     takes_context: Literal[False] = ...,
-) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+) -> _Decorator: ...
 def task(
     func: Callable[..., Any] | None = None,
     /,
@@ -217,17 +251,10 @@ def task(
             raise InvalidOption(f"@task takes a function, not {function!r}.")
         if "<locals>" in function.__qualname__ or "." in function.__qualname__:
             raise InvalidOption(f"{function.__qualname__}: a task is a function of a module, so that workers find it.")
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if seconds is not None and not seconds > 0:
-            raise InvalidOption(f"timeout={timeout!r}: more than 0 seconds, or None.")
-        if atomic and inspect.iscoroutinefunction(function):
-            raise InvalidOption(
-                f"{function.__qualname__}: atomic=True is for plain functions; Django has no async one."
-            )
-        if atomic and seconds is None and conf.current().TIMEOUT is None:
-            raise InvalidOption(f"{function.__qualname__}: atomic=True needs a timeout; it holds a transaction open.")
+        seconds = options.seconds(timeout)
+        options.check_atomic(function, atomic, seconds)
         path = f"{function.__module__}.{function.__qualname__}"
-        _declared[path] = queue_name
+        options.declared[path] = queue_name
         return Task(
             path=path,
             func=function,
@@ -242,6 +269,45 @@ def task(
         )
 
     return decorate if func is None else decorate(func)
+
+
+# By name, without an import: the framework is there only where somebody has imported it.
+_DJANGO = {("django.tasks.base", "Task"), ("django_tasks.base", "Task")}
+
+
+def is_django(found: object) -> bool:
+    """Whether this is a task of ``django.tasks``, or of the backport."""
+    return any((kind.__module__, kind.__name__) in _DJANGO for kind in type(found).__mro__)
+
+
+def of_django(task: Any) -> Task[..., Any]:
+    """Ours for a task of ``django.tasks``: the same function, with what ``@job_options`` or its own fields say.
+
+    Its arguments are plain JSON, as that framework has it. Raises InvalidOption.
+    """
+    said = options.options_of(task.func)
+    backoff = getattr(task, "backoff", None) or said.backoff
+    timeout = getattr(task, "timeout", None)
+    return Task(
+        path=task.module_path,
+        func=task.func,
+        queue_name=task.queue_name,
+        priority=int(task.priority),
+        max_attempts=getattr(task, "max_attempts", None) or said.max_attempts,
+        timeout=said.timeout if timeout is None else options.seconds(timeout),
+        backoff=Backoff() if backoff is None else backoff,
+        atomic=getattr(task, "atomic", False) or said.atomic,
+        takes_context=task.takes_context,
+        run_after=options.aware(task.run_after),
+        idempotency_key=getattr(task, "idempotency_key", None),
+        signature=_plain_signature(task.func, task.takes_context),
+        origin=task,
+    )
+
+
+@lru_cache(maxsize=1000)
+def _plain_signature(function: Callable[..., Any], takes_context: bool) -> payload.Signature:
+    return payload.Signature(function, skip_context=takes_context, plain=True)
 
 
 def task_by_name(path: str) -> Task[..., Any]:
@@ -284,6 +350,8 @@ def resolve(path: str) -> Task[Any, Any]:
         raise TaskNotFound(f"{path}: no such task in this process.")
     try:
         found = import_string(path)
+        if is_django(found):
+            found = of_django(found)
         if not isinstance(found, Task) or found.path != path:
             raise TaskNotFound(f"{path} is no task: decorate the function of that name in its module with @task.")
     except (Exception, SystemExit) as error:
@@ -300,42 +368,9 @@ def resolve(path: str) -> Task[Any, Any]:
 
 def declared_tasks() -> list[str]:
     """Paths of the tasks whose modules this process has imported."""
-    return sorted(_declared)
+    return sorted(options.declared)
 
 
 def declared_queues() -> set[str]:
     """The queues that these tasks name."""
-    return set(_declared.values())
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _check_run_after(moment: object) -> None:
-    if moment is None:
-        return
-    if isinstance(moment, timedelta):
-        if abs(moment) > _MAX_WAIT:
-            raise InvalidOption(f"run_after={moment!r}: at most {_MAX_WAIT.days} days from now.")
-    elif isinstance(moment, datetime):
-        if timezone.is_naive(moment):
-            raise InvalidOption(
-                f"run_after={moment!r} has no time zone: use django.utils.timezone.now() or make_aware(), "
-                "or pass a timedelta."
-            )
-        if moment - timezone.now() > _MAX_WAIT:
-            raise InvalidOption(f"run_after={moment!r}: at most {_MAX_WAIT.days} days from now.")
-    else:
-        raise InvalidOption(f"run_after={moment!r}: pass an aware datetime or a timedelta.")
-
-
-def _check_key(key: object) -> None:
-    if key is None:
-        return
-    if not isinstance(key, str) or not 1 <= len(key) <= 200:
-        raise InvalidOption(f"idempotency_key={key!r:.300}: a text of 1 to 200 characters, or None for no key.")
-    try:
-        payload.dump(key, where="idempotency_key", limit=None)
-    except InvalidPayload as error:
-        raise InvalidOption(str(error)) from error
+    return set(options.declared.values())

@@ -41,6 +41,7 @@ from .states import FINISHED, State
 from .tasks import Task, resolve
 from .transitions import Claimed, Enqueued
 from .worker import executor
+from .worker.announcer import stand_in
 from .worker.connections import drop, fault
 from .worker.executor import Attempt, lease_clock
 from .worker.loop import Loop, Options
@@ -186,6 +187,8 @@ def _attempt(using: str, held: Claimed) -> Ran:
         transitions.release(using, [held.pair], unknown=[held.id])
         return _ran(held, State.SCHEDULED, error=error)
     attempt = Attempt(held, task, lease_clock() + _LEASE_SECONDS)
+    if task.origin is not None:
+        attempt.row = _row(using, held)
     with _as_in_a_worker() as around:
         outcome, raised = executor.run_inside(attempt, using)
     if around.fault and isinstance(outcome, Succeeded) and not attempt.settled_inside:
@@ -193,7 +196,16 @@ def _attempt(using: str, held: Claimed) -> Ran:
         outcome = executor.again(attempt, Failure(Kind.TRANSACTION, "TransactionLeftOpen", around.fault))
     if progress := attempt.take_progress():
         transitions.heartbeat(using, [held.pair], lease_seconds=_LEASE_SECONDS, progress={held.id: progress})
-    return _settle(using, attempt, outcome, raised)
+    ran = _settle(using, attempt, outcome, raised)
+    if task.origin is not None and ran.state == outcome.state and ran.state in FINISHED:
+        from . import results  # which needs the framework
+
+        results.finished(_row(using, held), held, outcome, task.origin, using, raised or stand_in(outcome))
+    return ran
+
+
+def _row(using: str, held: Claimed) -> Job:
+    return Job.objects.using(using).get(pk=held.id)
 
 
 def _settle(using: str, attempt: Attempt, outcome: Settled, raised: BaseException | None) -> Ran:
@@ -396,6 +408,7 @@ def eager(*, queues: Collection[str] = (), retries: bool = False, raise_errors: 
 
     with (
         mock.patch.object(transitions, "enqueue", at_once(transitions.enqueue)),
+        mock.patch.object(transitions, "insert", at_once(transitions.insert)),  # by Django's own tasks
         mock.patch.object(transitions, "enqueue_many", at_once(transitions.enqueue_many)),
     ):
         yield ran
@@ -502,8 +515,9 @@ def assert_not_enqueued(task: Task[..., Any] | str | None = None, **wanted: Any)
     assert_enqueued(task, count=0, **wanted)
 
 
-def _path(task: Task[..., Any] | str) -> str:
-    return task if isinstance(task, str) else task.path
+def _path(task: Any) -> str:
+    """Of a task of ours, or of Django's, or a path."""
+    return task if isinstance(task, str) else task.path if isinstance(task, Task) else task.module_path
 
 
 def _fits(

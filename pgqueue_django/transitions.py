@@ -159,6 +159,19 @@ _HISTORY = """
         'started_at', job.started_at, 'ended_at', statement_timestamp()) || told.failure::jsonb)
 """
 
+_PAST_WORKERS = 999
+
+# Of a charged attempt that ends without being the last word: its worker, and when the first one began. An attempt that
+# succeeds writes neither: they are worker_id and started_at.
+_PAST = f"""
+    past_worker_ids = CASE WHEN {{ends}} THEN
+        (CASE WHEN jsonb_array_length(job.past_worker_ids) >= {_PAST_WORKERS} THEN job.past_worker_ids - 0
+              ELSE COALESCE(job.past_worker_ids, '[]') END) || to_jsonb(job.worker_id)
+        ELSE job.past_worker_ids END,
+    first_started_at = CASE WHEN {{ends}} THEN COALESCE(job.first_started_at, job.started_at)
+        ELSE job.first_started_at END
+"""
+
 # When a finished row may go: its state's age, and not before its key's.
 _PRUNE_AFTER = """
     statement_timestamp() + make_interval(secs => GREATEST(
@@ -208,6 +221,14 @@ def _sources(verb: str) -> list[str]:
 _KEY_TARGET = "ON CONFLICT (task, idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
 
 
+class Inserted(NamedTuple):
+    """A row of this very statement. Moments are the database's."""
+
+    id: int
+    enqueued_at: datetime
+    run_after: datetime
+
+
 def enqueue(using: str, job: NewJob) -> Enqueued:
     """() -> queued, or scheduled while ``run_after`` is ahead. One that has passed becomes now: it jumps no queue.
 
@@ -217,6 +238,22 @@ def enqueue(using: str, job: NewJob) -> Enqueued:
     two transactions that take two keys in opposite order deadlock (40P01), and above READ COMMITTED a key that
     was taken after the snapshot is a serialization failure (40001).
     """
+    while True:
+        if inserted := insert(using, job):
+            return Enqueued(inserted.id, created=True)
+        # A new statement, so a new snapshot: it sees the row that the INSERT met.
+        with connections[using].cursor() as cursor:
+            cursor.execute(
+                "SELECT id FROM pgqueue_job WHERE task = %s AND idempotency_key = %s",
+                [job.task, job.idempotency_key],
+            )
+            if row := cursor.fetchone():
+                return Enqueued(row[0], created=False)
+        # Pruned or deleted between the two statements: the key is free again.
+
+
+def insert(using: str, job: NewJob) -> Inserted | None:
+    """() -> queued or scheduled, as ``enqueue``. None: the key is taken."""
     keyed = job.idempotency_key is not None
     relative = isinstance(job.run_after, timedelta)
     moment = "statement_timestamp() + %s::interval" if relative else "%s::timestamptz"
@@ -227,24 +264,18 @@ def enqueue(using: str, job: NewJob) -> Enqueued:
                CASE WHEN moment > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM (SELECT GREATEST({moment}, statement_timestamp())) AS given(moment)
         {_KEY_TARGET if keyed else ""}
-        RETURNING id, EXTRACT(EPOCH FROM run_after - statement_timestamp())::float8
+        RETURNING id, enqueued_at, run_after
     """
     params: list[Any] = [job.task, job.queue_name, job.priority, job.args, job.kwargs, job.max_attempts, job.backoff]
     params += [job.idempotency_key, job.label, job.run_after]
     with connections[using].cursor() as cursor:
-        while True:
-            cursor.execute(sql, params)
-            if row := cursor.fetchone():
-                _wake_for_new(using, job.queue_name, row[1])
-                return Enqueued(row[0], created=True)
-            # A new statement, so a new snapshot: it sees the row that the INSERT met.
-            cursor.execute(
-                "SELECT id FROM pgqueue_job WHERE task = %s AND idempotency_key = %s",
-                [job.task, job.idempotency_key],
-            )
-            if row := cursor.fetchone():
-                return Enqueued(row[0], created=False)
-            # Pruned or deleted between the two statements: the key is free again.
+        cursor.execute(sql, params)
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    inserted = Inserted(*row)
+    _wake_for_new(using, job.queue_name, (inserted.run_after - inserted.enqueued_at).total_seconds())
+    return inserted
 
 
 def _wake_for_new(using: str, queue_name: str, wait_seconds: float) -> None:
@@ -604,7 +635,8 @@ _SETTLE = f"""
         finished_at = CASE WHEN told.state <> 'retrying' THEN statement_timestamp() END,
         prune_after = {_PRUNE_AFTER},
         result = CASE WHEN told.state = 'succeeded' THEN COALESCE(told.result, 'null')::json END,
-        history = CASE WHEN told.failure IS NULL THEN job.history ELSE {_HISTORY} END
+        history = CASE WHEN told.failure IS NULL THEN job.history ELSE {_HISTORY} END,
+        {_PAST.format(ends="told.failure IS NOT NULL")}
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
     RETURNING job.id
 """
@@ -784,7 +816,8 @@ _GIVE_UP = f"""
                          ELSE statement_timestamp() + make_interval(secs => told.delay) END,
         finished_at = CASE WHEN told.state = 'dead' THEN statement_timestamp() END,
         prune_after = {_PRUNE_AFTER},
-        history = {_HISTORY}
+        history = {_HISTORY},
+        {_PAST.format(ends="true")}
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
 """
 
@@ -1042,7 +1075,8 @@ def cancel(using: str, ids: Collection[int], source: State | None = None) -> set
         f"""
         state = 'cancelled', finished_at = statement_timestamp(),
         run_after = GREATEST(job.run_after, job.lease_expires_at), lease_expires_at = NULL, parked_at = NULL,
-        prune_after = {_PRUNE_AFTER.replace("told.keep", "%s::float8")}
+        prune_after = {_PRUNE_AFTER.replace("told.keep", "%s::float8")},
+        {_PAST.format(ends="job.lease_expires_at IS NOT NULL")}
         """,
         [keep, keep, conf.current().IDEMPOTENCY_RETENTION],
         source,
@@ -1062,10 +1096,11 @@ def requeue(using: str, ids: Collection[int], source: State | None = None) -> se
         using,
         "requeue",
         ids,
-        """
+        f"""
         state = CASE WHEN job.run_after > statement_timestamp() THEN 'scheduled' ELSE 'queued' END,
         run_after = GREATEST(job.run_after, statement_timestamp()),
-        attempts = 0, finished_at = NULL, prune_after = NULL, result = NULL, progress = NULL
+        attempts = 0, finished_at = NULL, prune_after = NULL, result = NULL, progress = NULL,
+        {_PAST.format(ends="job.state = 'succeeded'")}
         """,
         source=source,
     )

@@ -20,6 +20,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.db import InterfaceError, connections, router
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.crypto import constant_time_compare
+from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -218,9 +219,10 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
         _answer(_ping, HEALTH_SECONDS)
     user = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
-        return _text("Log in, or send a bearer token.\n", 401, {"WWW-Authenticate": 'Bearer realm="pgqueue"'})
+        text = gettext("Log in, or send a bearer token.")
+        return _text(f"{text}\n", 401, {"WWW-Authenticate": 'Bearer realm="pgqueue"'})
     if not user.has_perm("pgqueue_django.view_dashboard"):
-        return _text("You may not see the metrics of the queue.\n", 403, {})
+        return _text(gettext("You may not see the metrics of the queue.") + "\n", 403, {})
     return None
 
 

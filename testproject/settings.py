@@ -1,9 +1,11 @@
 """Django settings of the shop. For a demo on one machine: nothing in here is fit for a public server."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import django
 from psycopg.conninfo import conninfo_to_dict
 
 
@@ -42,12 +44,15 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "pgqueue_django",
     "testproject.shop",
+    # Django's own tasks, for Django 5.2.
+    *(["django_tasks"] if django.VERSION < (6, 0) and find_spec("django_tasks") else []),
 ]
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "testproject.middleware.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -87,6 +92,8 @@ USE_TZ = True
 TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
+
+TASKS = {"default": {"BACKEND": "pgqueue_django.backend.PgQueueBackend", "QUEUES": []}}
 
 PGQUEUE: dict[str, Any] = {"METRICS_PUBLIC": True}
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from pgqueue_django.tasks import QUEUE_NAME
+from pgqueue_django.options import QUEUE_NAME
 
 DAY = 86_400
 """The longest of each length, in seconds."""

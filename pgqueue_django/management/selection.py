@@ -17,8 +17,8 @@ from django.db import connections, router
 from pgqueue_django import snapshot, transitions
 from pgqueue_django.management.arguments import did_you_mean
 from pgqueue_django.models import Job, JobQuerySet
+from pgqueue_django.options import QUEUE_NAME
 from pgqueue_django.states import State
-from pgqueue_django.tasks import QUEUE_NAME
 
 # The index that each of them has.
 _ORDER = {

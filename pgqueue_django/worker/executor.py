@@ -76,6 +76,8 @@ class Attempt:
     is_cleaning_up = False  # its coroutine is beyond the handler, and is not to be cancelled any more
     guard: Guard | None = None  # around its handler, while that runs in a thread
     coroutine: asyncio.Task[Outcome] | None = None
+    row: Any = None  # of a task of Django's: as it was claimed, for its result
+    error: BaseException | None = None  # of such a task: its receivers ask for it
     _progress: str | None = None
     _board: Board | None = None
     _place: int | None = None  # there
@@ -182,7 +184,7 @@ def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
             if attempt.task.atomic:
                 outcome = _call_atomically(attempt, args, kwargs, using)
             else:
-                outcome = _succeeded(_guarded(attempt, args, kwargs))
+                outcome = _succeeded(attempt, _guarded(attempt, args, kwargs, using))
         except BaseException as error:  # SystemExit of a handler, too, is an outcome
             outcome = ended_with(attempt, error)
             if is_broken(error):
@@ -206,7 +208,7 @@ def _are_used(wrappers: Sequence[Any]) -> bool:
     return False
 
 
-async def run_async(attempt: Attempt) -> Outcome:
+async def run_async(attempt: Attempt, using: str) -> Outcome:
     """Run an async handler on this event loop; its synchronous parts get a thread and connections of its own."""
     if not attempt.begin():
         return Released()
@@ -222,7 +224,9 @@ async def run_async(attempt: Attempt) -> Outcome:
             max_workers=1, initializer=prepare_thread, initargs=(attempt.wrappers,)
         )
         try:
-            outcome = _succeeded(_unless_it_gave_way(attempt, await _handler(attempt)(*args, **kwargs)))
+            if attempt.task.origin is not None:
+                args = await sync_to_async(_introduced)(attempt, args, using)
+            outcome = _succeeded(attempt, _unless_it_gave_way(attempt, await _handler(attempt)(*args, **kwargs)))
         except BaseException as error:
             outcome = ended_with(attempt, error)
         attempt.is_cleaning_up = True
@@ -274,7 +278,7 @@ def _run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | 
     try:
         if attempt.task.atomic:
             return _call_atomically(attempt, args, kwargs, using), None
-        return _succeeded(_guarded(attempt, args, kwargs)), None
+        return _succeeded(attempt, _guarded(attempt, args, kwargs, using)), None
     except (Exception, SystemExit, Interrupt, asyncio.CancelledError) as error:
         return ended_with(attempt, error), error
 
@@ -290,14 +294,26 @@ def _arguments(attempt: Attempt) -> tuple[list[Any], dict[str, Any]]:
         args, kwargs = payload.load(job.args, job.kwargs)
     else:
         args, kwargs = signature.decode(job.args, job.kwargs)
-    return ([attempt.context(), *args] if attempt.task.takes_context else args), kwargs
+    # Of a task of Django's it is another context, and made later: see _introduced.
+    has_ours = attempt.task.takes_context and attempt.task.origin is None
+    return ([attempt.context(), *args] if has_ours else args), kwargs
+
+
+def _introduced(attempt: Attempt, args: list[Any], using: str) -> list[Any]:
+    """Tell Django's receivers that the attempt begins; return the arguments with its context, if it takes one."""
+    from pgqueue_django import results  # which needs the framework
+
+    result = results.started(attempt.row, using, attempt.job, attempt.task.origin)
+    if not attempt.task.takes_context:
+        return args
+    return [results.PgQueueTaskContext(task_result=result, job=attempt.context()), *args]
 
 
 def _handler(attempt: Attempt) -> Any:
     return attempt.task.func
 
 
-def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Any:
     own = Guard()
 
     def handle() -> Any:
@@ -305,7 +321,8 @@ def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any]) -> Any:
         attempt.guard = own
         if attempt.void.is_set():
             raise LeaseLost("The attempt counted no more before its handler was called.")
-        return _handler(attempt)(*args, **kwargs)
+        given = args if attempt.task.origin is None else _introduced(attempt, args, using)
+        return _handler(attempt)(*given, **kwargs)
 
     return _unless_it_gave_way(attempt, own.call(handle))
 
@@ -320,13 +337,24 @@ class _BadResult(Exception):
     """The handler returned; what it returned cannot be stored."""
 
 
-def _succeeded(result: Any) -> Succeeded:
+def _succeeded(attempt: Attempt, result: Any) -> Succeeded:
     if result is None:
         return Succeeded("null")
     try:
+        if attempt.task.origin is not None:
+            result = _plain(result)
         return Succeeded(payload.dump(result, where="result", limit=conf.current().MAX_PAYLOAD_BYTES))
     except InvalidPayload as error:
         raise _BadResult(str(error)) from error
+
+
+def _plain(result: Any) -> Any:
+    from pgqueue_django import results
+
+    try:
+        return results.plain(result)
+    except (TypeError, ValueError, RecursionError):
+        return result  # to be refused by the payload's own rules, which name the place
 
 
 def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Settled:
@@ -342,7 +370,7 @@ def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], 
             with connections[using].cursor() as cursor:
                 # Above READ COMMITTED every heartbeat of this row would make the settle a serialization failure.
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            outcome = _succeeded(_guarded(attempt, args, kwargs))
+            outcome = _succeeded(attempt, _guarded(attempt, args, kwargs, using))
             _settle_inside(attempt, outcome, using)
             attempt.committing = outcome
     except BaseException as error:
@@ -378,6 +406,10 @@ def _settle_inside(attempt: Attempt, outcome: Succeeded, using: str) -> None:
 
 def ended_with(attempt: Attempt, error: BaseException) -> Settled:
     """What an exception means for the job. Never raises."""
+    if attempt.task.origin is not None:
+        # Without what the handler's variables held: it is kept until the outcome is in the row.
+        traceback.clear_frames(error.__traceback__)
+        attempt.error = error
     try:
         return _meaning(attempt, error)
     except BaseException as second:  # an error whose own attributes raise

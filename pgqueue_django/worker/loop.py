@@ -35,6 +35,7 @@ from pgqueue_django.states import State
 from pgqueue_django.tasks import Task, declared_tasks, resolve
 from pgqueue_django.transitions import Claimed, Fenced, Settlement
 from pgqueue_django.worker import executor
+from pgqueue_django.worker.announcer import Announcer
 from pgqueue_django.worker.board import Board
 from pgqueue_django.worker.chores import Chores
 from pgqueue_django.worker.connections import (
@@ -175,6 +176,7 @@ class Loop:
         self._slots = Slots(
             options.concurrency, self._using, self._attempt_ended, lambda attempt: self.inbox.put(_Deaf(attempt))
         )
+        self._announcer = Announcer(self._using)
         self._prefetch = Prefetch(options.concurrency)
         self._caps = Caps(options.caps)
         self._supply = Supply(options.queues, options.excluded, options.poll_interval)
@@ -368,7 +370,7 @@ class Loop:
             attempt.counted = True
             settlement = attempt.settlement(outcome)
             self._samples.append(settlement.sample())
-            self._log(settlement)
+            self._announce(attempt, settlement)
 
     def _forget(self, attempt: Attempt) -> None:
         attempt.forget()
@@ -451,6 +453,8 @@ class Loop:
             moments.append(max(self._not_before, self._down_until))
         if self._in_doubt is not None:
             moments.append(max(now + _LOOK_SECONDS, self._down_until))
+        if self._announcer.waiting:
+            moments.append(now + _BUSY_SECONDS)
         if self._may_claim() and self._room() > 0:
             moments.append(max(self._supply.next_claim_at, self._down_until))
         if self._disown_at is not None:
@@ -704,7 +708,7 @@ class Loop:
             self._chores.nudge()  # it may not be listening
         if id in fenced.moved or (fenced.gone.get(id) == settlement.outcome.state and self._is_newest(attempt)):
             # Gone in the very state that we meant to write: the reply to our first try was lost.
-            self._log(settlement)
+            self._announce(attempt, settlement)
         elif attempt.committing and fenced.gone.get(id) == State.SUCCEEDED and self._is_newest(attempt):
             # The handler saw its COMMIT fail: it was carried out, and the reply was lost.
             self._count_settled_inside(attempt, attempt.committing)
@@ -780,6 +784,8 @@ class Loop:
 
     def _room(self) -> int:
         """How many more jobs may be claimed: free slots, and what these will finish in a moment."""
+        if self._announcer.is_behind:
+            return 0
         load = self._slots.load
         ahead = self._prefetch.ahead(busy=load >= self.options.concurrency)
         room = self.options.concurrency + ahead - load
@@ -844,16 +850,18 @@ class Loop:
         return len(claimed)
 
     def _take_on(self, claimed: Sequence[Claimed], sent_at: float) -> None:
+        tasks = [self._resolve(job.task) for job in claimed]
+        rows = self._rows(claimed, tasks)  # if that fails, they are given back as those of a lost reply are
         if self._left is not None:
             self._left -= len(claimed)
         attempts = []
-        for job in claimed:
+        for job, task in zip(claimed, tasks, strict=True):
             if before := self.held.get(job.id):
                 # Cancelled or reaped and sent back, faster than a heartbeat could tell.
                 self._take_loss(before, State.RUNNING)
-            task = self._resolve(job.task)
             self.held[job.id] = attempt = Attempt(job, task or _UNKNOWN, sent_at + self.options.lease, self._board)
             if task is not None:
+                attempt.row = rows.get(job.id)
                 attempts.append(attempt)
                 self._caps.took(job.queue_name)
             else:
@@ -861,6 +869,14 @@ class Loop:
                 self._releases.append((job, True))
         self._prefetch.claimed(attempts, strangers=len(claimed) - len(attempts))
         self._slots.offer(attempts)
+
+    def _rows(self, claimed: Sequence[Claimed], tasks: Sequence[Task[Any, Any] | None]) -> Mapping[int, Job]:
+        """Of the tasks of Django's among them the whole rows: their receivers and contexts are told everything.
+
+        Here in one query, not by each handler, whose connection may have to be opened for it.
+        """
+        ids = [job.id for job, task in zip(claimed, tasks, strict=True) if task is not None and task.origin is not None]
+        return Job.objects.using(self._using).in_bulk(ids) if ids else {}
 
     def _resolve(self, path: str) -> Task[Any, Any] | None:
         """None in a rolling deploy: some other worker knows the task, or soon will."""
@@ -880,7 +896,7 @@ class Loop:
     def _is_done(self) -> bool:
         if self._gave_up:
             return True
-        if self.held or self._outcomes or self._releases or self._samples:
+        if self.held or self._outcomes or self._releases or self._samples or self._announcer.waiting:
             # Whatever happens to the database: after a second signal, and a moment after the time to finish.
             return self._stop_at is not None and time.monotonic() > self._stop_at + (
                 1.0 if len(self._signals) < 2 else 0.5
@@ -910,8 +926,16 @@ class Loop:
                 len(self.held),
                 extra=logs.event("worker.trouble", held=len(self.held)),
             )
+        if self._announcer.waiting:
+            logger.warning(
+                "%d outcomes are in their rows, and their receivers of task_finished were not told",
+                self._announcer.waiting,
+                extra=logs.event("worker.trouble"),
+            )
         self._slots.close()
-        threads = [thread for thread in (self._heartbeat, self._chores, self._listener) if thread is not None]
+        announcer = self._announcer if self._announcer.is_alive() else None
+        of_loop = (self._heartbeat, self._chores, self._listener, announcer)
+        threads = [thread for thread in of_loop if thread is not None]
         for thread in threads:
             thread.stop()
         if len(self._signals) < 2 and not self._trouble.failing:
@@ -943,6 +967,11 @@ class Loop:
             *(json.dumps(list(options.queues)), options.concurrency, options.lease),
             *(self._version, json.dumps(declared_tasks()[:_TASKS])),
         ]
+
+    def _announce(self, attempt: Attempt, settlement: Settlement) -> None:
+        """Its outcome is in the row."""
+        self._log(settlement)
+        self._announcer.announce(attempt, settlement.outcome)
 
     def _log(self, settlement: Settlement) -> None:
         """One line per outcome. Payloads are never logged."""

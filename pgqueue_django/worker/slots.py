@@ -329,7 +329,9 @@ class Slots:
                 attempt = self._beginning.popleft()
                 # An empty context, as in executor.run.
                 name = f"{attempt.job.task} #{attempt.job.id}"
-                coroutine = loop.create_task(executor.run_async(attempt), name=name, context=contextvars.Context())
+                coroutine = loop.create_task(
+                    executor.run_async(attempt, self._using), name=name, context=contextvars.Context()
+                )
                 attempt.coroutine = coroutine
             # Not in the coroutine: one that is cancelled before its first step never runs a line of it.
             coroutine.add_done_callback(partial(self._end_coroutine, attempt, loop))

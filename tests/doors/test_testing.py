@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connection, connections, transaction
 from django.db.models.functions import Now
 from django.test import TestCase, TransactionTestCase
@@ -776,3 +777,35 @@ def test_a_worker_beside_a_transaction_is_refused() -> None:
         with worker():
             raise NotImplementedError
     assert our_threads() == []
+
+
+# -- Django's own tasks ----------------------------------------------------------------------------------------
+
+
+@IN_ONE_TRANSACTION
+def test_tasks_of_djangos_own_framework_run_too() -> None:
+    compat = pytest.importorskip("pgqueue_django.compat", exc_type=ImproperlyConfigured, reason="no django.tasks here")
+    from tests.machine import django_handlers as handlers
+
+    told: list[Any] = []
+
+    def hear(task_result: Any, **_: Any) -> None:
+        told.append((task_result.id, str(task_result.status)))
+
+    compat.task_finished.connect(hear)
+    try:
+        result = handlers.give.enqueue(7)
+        in_a_coroutine = handlers.give_async.enqueue(8)
+        assert_enqueued(handlers.give, args=[7], count=1)
+        assert [ran.result for ran in run_jobs()] == [7, 8]
+        assert [(id, status.rpartition(".")[2]) for id, status in told] == [
+            (result.id, "SUCCESSFUL"),
+            (in_a_coroutine.id, "SUCCESSFUL"),
+        ]
+        result.refresh()
+        assert result.return_value == 7
+        with eager() as ran:
+            assert handlers.give.get_result(handlers.give.enqueue(9).id).return_value == 9
+        assert len(ran) == 1
+    finally:
+        compat.task_finished.disconnect(hear)

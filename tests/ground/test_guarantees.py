@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,12 @@ def missing(text: str) -> list[str]:
     return found
 
 
+@cache
 def functions(path: str) -> set[str]:
     return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("document", ["docs/guarantees.md", "tests/chaos/README.md"])
+@pytest.mark.parametrize("document", ["docs/guarantees.md", "tests/chaos/README.md", "tests/contract/README.md"])
 def test_every_test_that_a_document_names_is_there(document: str) -> None:
     text = (ROOT / document).read_text()
     assert text.count("::test_") > 20

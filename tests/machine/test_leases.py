@@ -181,7 +181,7 @@ def test_an_attempt_whose_lease_has_ended_does_not_start() -> None:
         if attempt.task.is_async:
             import asyncio
 
-            outcome = asyncio.run(executor.run_async(attempt))
+            outcome = asyncio.run(executor.run_async(attempt, "default"))
         else:
             outcome = executor.run(attempt, "default", [])
         assert outcome == Released()

@@ -18,16 +18,20 @@ from pgqueue_django import (
     Enqueued,
     InvalidOption,
     InvalidPayload,
+    NoResult,
     TaskNotFound,
     enqueue,
     enqueue_many,
+    payload,
     task,
     task_by_name,
 )
 from pgqueue_django.models import Job
+from pgqueue_django.outcomes import Succeeded
+from pgqueue_django.states import State
 
 from . import tasks_of_tests as tasks
-from .rows import seconds_from_now, statements
+from .rows import claim_one, make_job, seconds_from_now, settle, statements
 
 pytestmark = pytest.mark.django_db
 
@@ -214,3 +218,40 @@ def test_the_migration_can_be_taken_back_and_applied_again() -> None:
     assert "pgqueue_job" not in connection.introspection.table_names()
     call_command("migrate", "pgqueue_django", verbosity=0)
     assert "pgqueue_job" in connection.introspection.table_names()
+
+
+# -- results ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [{"invoice": 7, "cents": 1.5}, [1, None, "Zażółć"], None, 0, False, ""])
+def test_the_result_of_a_job_is_read_back_as_it_was_returned(value: Any) -> None:
+    enqueued = tasks.charge.enqueue(7)
+    outcome = Succeeded(payload.dump(value, where="result", limit=None))
+    settle(claim_one(enqueued.id), outcome)
+    with statements() as asked:
+        assert tasks.charge.result(enqueued) == value
+    assert len(asked) == 1
+    assert tasks.charge.result(enqueued.id) == value
+    assert task_by_name(tasks.charge.path).result(enqueued) == value
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - {State.SUCCEEDED}))
+def test_what_has_not_succeeded_has_no_result_and_says_what_it_is(state: State) -> None:
+    job = make_job(state, task=tasks.charge.path)
+    with pytest.raises(NoResult, match=state) as caught:
+        tasks.charge.result(job.pk)
+    assert caught.value.state == state
+
+
+def test_another_tasks_job_has_no_result_of_this_one() -> None:
+    job = make_job(State.SUCCEEDED, task=tasks.remind.path)
+    with pytest.raises(NoResult, match=tasks.remind.path) as caught:
+        tasks.charge.result(job.pk)
+    assert caught.value.state is None
+    with pytest.raises(NoResult, match="no job 0"):
+        tasks.charge.result(0)
+
+
+def test_a_coroutine_reads_a_result_too() -> None:
+    job = make_job(State.SUCCEEDED, task=tasks.remind.path)
+    assert async_to_sync(tasks.remind.aresult)(job.pk) == "ok"

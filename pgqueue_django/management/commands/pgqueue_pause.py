@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from pgqueue_django import queues
 from pgqueue_django.exceptions import InvalidOption
 from pgqueue_django.management import arguments, selection
-from pgqueue_django.tasks import QUEUE_NAME
+from pgqueue_django.options import QUEUE_NAME
 
 
 class Command(arguments.SuggestingCommand):

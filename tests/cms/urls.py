@@ -1,0 +1,5 @@
+from django.urls import include, path
+from wagtail import urls
+from wagtail.admin import urls as admin_urls
+
+urlpatterns = [path("cms/", include(admin_urls)), path("", include(urls))]
