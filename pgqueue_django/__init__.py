@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from .options import job_options
     from .schedules import periodic
-    from .tasks import Call, Task, enqueue, enqueue_many, task, task_by_name
+    from .tasks import Call, Task, aenqueue_many, enqueue, enqueue_many, task, task_by_name
     from .transitions import Enqueued
 
 __version__ = "0.1.0"
@@ -51,7 +51,7 @@ _HOMES = {
     ),
     "options": ("job_options",),
     "schedules": ("periodic",),
-    "tasks": ("Call", "Task", "enqueue", "enqueue_many", "task", "task_by_name"),
+    "tasks": ("Call", "Task", "aenqueue_many", "enqueue", "enqueue_many", "task", "task_by_name"),
     "transitions": ("Enqueued",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -74,6 +74,7 @@ __all__ = [
     "Retry",
     "Task",
     "TaskNotFound",
+    "aenqueue_many",
     "enqueue",
     "enqueue_many",
     "job_options",

@@ -12,6 +12,8 @@ class PgQueueConfig(AppConfig):
     verbose_name = _("Job queue")
 
     def ready(self) -> None:
+        from . import checks  # noqa: F401 (registers them)
+
         if django.VERSION >= (6, 0):
             # Django looks at TASKS in `manage.py check` only where somebody has imported its tasks.
             from . import compat  # noqa: F401

@@ -5,10 +5,11 @@ The only reader of Django's settings. Read once, and again when a test overrides
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -73,65 +74,127 @@ class Settings:
         return {**RETENTION, **(self.RETENTION or {})}
 
 
+class Mistake(NamedTuple):
+    """Something in ``settings.PGQUEUE`` that is not as it may be."""
+
+    key: str
+    problem: str
+    remedy: str
+    is_unknown: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.remedy}"
+
+
 @cache
 def current() -> Settings:
-    """The settings as they are now. Raises ImproperlyConfigured naming the key and what it may be."""
-    given = getattr(settings, "PGQUEUE", {})
+    """The settings as they are now. Raises ImproperlyConfigured naming each wrong key and what it may be."""
+    given = _given()
+    if found := mistakes():
+        raise ImproperlyConfigured(" ".join(map(str, found)))
+    return replace(Settings(), **given)
+
+
+def before_checks() -> Settings:
+    """For decorators and parsers of command lines: the defaults where the settings are wrong.
+
+    What is wrong the system checks say, and those are run only after all that.
+    """
+    return Settings() if mistakes() else current()
+
+
+def mistakes() -> list[Mistake]:
+    """All that is wrong with the settings as they are now."""
+    given = _given()
     if not isinstance(given, Mapping):
-        raise ImproperlyConfigured("settings.PGQUEUE is a dict of options.")
+        return [Mistake("PGQUEUE", "settings.PGQUEUE is no dict", 'write PGQUEUE = {"LEASE": 30}, or leave it out.')]
     known = {field.name for field in fields(Settings)}
-    if unknown := sorted(set(given) - known):
-        raise ImproperlyConfigured(
-            f"settings.PGQUEUE: unknown {', '.join(unknown)}. Known: {', '.join(sorted(known))}."
+    found = [
+        Mistake(
+            str(key),
+            f"settings.PGQUEUE: unknown {key}",
+            f"{_meant(str(key), known)}known are {', '.join(sorted(known))}.",
+            is_unknown=True,
         )
-    result = replace(Settings(), **given)
+        for key in given
+        if key not in known
+    ]
+    result = replace(Settings(), **{key: value for key, value in given.items() if key in known})
+    found += (mistake for mistake in _wrong(result) if mistake is not None)
+    wrong = {mistake.key for mistake in found}
+    if not wrong & {"LEASE", "HEARTBEAT"} and result.heartbeat > result.LEASE / 2:
+        found.append(
+            Mistake(
+                "HEARTBEAT",
+                f'settings.PGQUEUE: "HEARTBEAT" ({result.heartbeat} s) is over half of "LEASE" ({result.LEASE} s)',
+                "one late heartbeat would lose the jobs. Give a third of the lease or less.",
+            )
+        )
+    return found
+
+
+def _given() -> Any:
+    return getattr(settings, "PGQUEUE", {})
+
+
+def _meant(key: str, known: set[str]) -> str:
+    close = get_close_matches(key.upper(), known, 1, 0.6)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def _wrong(given: Any) -> Iterator[Mistake | None]:
     for name in ("LEASE", "POLL_INTERVAL", "CHORE_INTERVAL"):
-        _number(name, getattr(result, name), above=0, most=DAY)
-    _number("SHUTDOWN_TIMEOUT", result.SHUTDOWN_TIMEOUT, above=-1, most=DAY)
-    if result.HEARTBEAT is not None:
-        _number("HEARTBEAT", result.HEARTBEAT, above=0, most=DAY)
-    if result.TIMEOUT is not None:
-        _number("TIMEOUT", result.TIMEOUT, above=0, most=366 * DAY)
+        yield _number(name, getattr(given, name), above=0, most=DAY)
+    yield _number("SHUTDOWN_TIMEOUT", given.SHUTDOWN_TIMEOUT, above=-1, most=DAY)
+    if given.HEARTBEAT is not None:
+        yield _number("HEARTBEAT", given.HEARTBEAT, above=0, most=DAY)
+    if given.TIMEOUT is not None:
+        yield _number("TIMEOUT", given.TIMEOUT, above=0, most=366 * DAY)
     for name in ("LISTEN", "METRICS_PUBLIC"):
-        if not isinstance(getattr(result, name), bool):
-            raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is True or False.')
-    if (alias := result.LISTEN_DATABASE) is not None:
+        if not isinstance(value := getattr(given, name), bool):
+            yield _mistake(name, value, "give True or False")
+    if (alias := given.LISTEN_DATABASE) is not None:
         postgresql = [name for name in connections if connections[name].vendor == "postgresql"]
         if alias not in postgresql:
-            raise ImproperlyConfigured(
-                f'settings.PGQUEUE["LISTEN_DATABASE"] is {alias!r}; give the alias that leads directly to the server '
-                f"of the jobs, one of {', '.join(postgresql)}, or None."
+            remedy = (
+                f"give the alias that leads directly to the server of the jobs, one of {', '.join(postgresql)}, or None"
             )
-    for name in ("CONCURRENCY", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES", "MAX_HISTORY"):
-        if not isinstance(getattr(result, name), int):
-            raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is a whole number.')
-        _number(name, getattr(result, name), above=0, most=2**31 - 1)
-    if result.MAX_FINISHED is not None:
-        if not isinstance(result.MAX_FINISHED, int):
-            raise ImproperlyConfigured('settings.PGQUEUE["MAX_FINISHED"] is a whole number, or None.')
-        _number("MAX_FINISHED", result.MAX_FINISHED, above=-1, most=1_000_000)
-    if result.MAX_HISTORY < 2:
-        raise ImproperlyConfigured('settings.PGQUEUE["MAX_HISTORY"] is at least 2: the first failure and the newest.')
-    if result.METRICS_TOKEN is not None and not isinstance(result.METRICS_TOKEN, str):
-        raise ImproperlyConfigured('settings.PGQUEUE["METRICS_TOKEN"] is a text, or None.')
-    _number("IDEMPOTENCY_RETENTION", result.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
-    if result.heartbeat > result.LEASE / 2:
-        raise ImproperlyConfigured(
-            f'settings.PGQUEUE: "HEARTBEAT" ({result.heartbeat} s) is over half of "LEASE" ({result.LEASE} s); '
-            "one late heartbeat would lose the jobs. Give a third of the lease or less."
-        )
-    if stray := sorted(set(result.retention) - set(RETENTION)):
-        raise ImproperlyConfigured(f'settings.PGQUEUE["RETENTION"]: {", ".join(stray)}; it has {", ".join(RETENTION)}.')
-    for state, age in result.retention.items():
-        if age is not None:
-            _number(f'RETENTION"]["{state}', age, above=-1, most=36_500 * DAY)
-    return result
+            yield _mistake("LISTEN_DATABASE", alias, remedy)
+    for name in ("CONCURRENCY", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES"):
+        yield _whole(name, getattr(given, name), least=1, most=2**31 - 1)
+    yield _whole("MAX_HISTORY", given.MAX_HISTORY, least=2, most=2**31 - 1, why=": the first failure and the newest")
+    if given.MAX_FINISHED is not None:
+        yield _whole("MAX_FINISHED", given.MAX_FINISHED, least=0, most=1_000_000)
+    if given.METRICS_TOKEN is not None and not isinstance(given.METRICS_TOKEN, str):
+        yield Mistake("METRICS_TOKEN", 'settings.PGQUEUE["METRICS_TOKEN"] is no text', "give a text, or None.")
+    yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
+    if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
+        yield _mistake("RETENTION", given.RETENTION, "give a dict of ages by state, or None")
+        return
+    for state, age in (given.RETENTION or {}).items():
+        if state not in RETENTION:
+            yield Mistake(
+                "RETENTION", f'settings.PGQUEUE["RETENTION"] names {state!r}', f"it has {', '.join(RETENTION)}."
+            )
+        elif age is not None:
+            yield _number(f'RETENTION"]["{state}', age, above=-1, most=36_500 * DAY)
 
 
-def _number(name: str, value: Any, *, above: float, most: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not above < value <= most:
-        least = "at least 0" if above < 0 else f"more than {above:g}"
-        raise ImproperlyConfigured(f'settings.PGQUEUE["{name}"] is {value!r}; give a number {least}, up to {most:g}.')
+def _number(name: str, value: Any, *, above: float, most: float) -> Mistake | None:
+    if isinstance(value, int | float) and not isinstance(value, bool) and above < value <= most:
+        return None
+    least = "at least 0" if above < 0 else f"more than {above:g}"
+    return _mistake(name, value, f"give a number {least}, up to {most:g}")
+
+
+def _whole(name: str, value: Any, *, least: int, most: int, why: str = "") -> Mistake | None:
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return None
+    return _mistake(name, value, f"give a whole number of at least {least}{why}, up to {most}")
+
+
+def _mistake(name: str, value: Any, remedy: str) -> Mistake:
+    return Mistake(name, f'settings.PGQUEUE["{name}"] is {value!r:.100}', f"{remedy}.")
 
 
 def is_debug() -> bool:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from django.db import models
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.db import models, router
 from django.db.models import BooleanField, F, Q, Value
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
@@ -21,10 +23,25 @@ from django.utils.translation import pgettext_lazy
 from .options import MAX_PRIORITY
 from .states import FINISHED, WAITING, State
 
+if not apps.is_installed("pgqueue_django"):
+    # Django would say that Job has no app_label.
+    raise ImproperlyConfigured(
+        'pgqueue_django is not installed: add "pgqueue_django" to INSTALLED_APPS, and run manage.py migrate.'
+    )
+
+M = TypeVar("M", bound=models.Model, covariant=True)
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 
 
-class JobQuerySet(models.QuerySet["Job"]):
+class PrimaryQuerySet(models.QuerySet[M]):
+    """Reads where is written, whatever the router says of readings: on a replica a new job would be missing."""
+
+    @property
+    def db(self) -> str:
+        return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
+
+
+class JobQuerySet(PrimaryQuerySet["Job"]):
     """Readings of the job table, each along one index."""
 
     def ready(self, queue_name: str) -> JobQuerySet:
@@ -256,7 +273,7 @@ class Job(models.Model):
         return f"{self.task} #{self.pk}"
 
 
-class WorkerQuerySet(models.QuerySet["Worker"]):
+class WorkerQuerySet(PrimaryQuerySet["Worker"]):
     def alive(self) -> WorkerQuerySet:
         """Whose last heartbeat is younger than its lease, by the database's clock."""
         lease = models.ExpressionWrapper(
@@ -323,6 +340,8 @@ class Chore(models.Model):
     name = models.CharField(primary_key=True, max_length=40, db_comment="reap, promote, ...")
     due_at = models.DateTimeField(db_default=Now(), db_comment="When it is to be done next")
 
+    objects: ClassVar[models.Manager[Chore]] = PrimaryQuerySet.as_manager()
+
     class Meta:
         db_table = "pgqueue_chore"
         default_permissions = ()
@@ -349,6 +368,8 @@ class Queue(models.Model):
     )
     actor = models.CharField(pgettext_lazy("queue", "actor"), max_length=150, db_default="", db_comment="Who paused it")
 
+    objects: ClassVar[models.Manager[Queue]] = PrimaryQuerySet.as_manager()
+
     class Meta:
         db_table = "pgqueue_queue"
         verbose_name = pgettext_lazy("queue", "queue")
@@ -359,7 +380,7 @@ class Queue(models.Model):
         return self.name
 
 
-class ScheduleQuerySet(models.QuerySet["Schedule"]):
+class ScheduleQuerySet(PrimaryQuerySet["Schedule"]):
     def due(self) -> ScheduleQuerySet:
         """Those whose next tick has come; the ones that failed the last time behind the others."""
         return self.filter(is_enabled=True, retired_at=None, next_at__lte=Now()).order_by(
@@ -489,6 +510,8 @@ class Counters(models.Model):
     pickup_seconds = models.FloatField(db_default=0, db_comment="Sum of the pickup times")
     run_counts = CountsField(db_comment="Run times per bucket of stats.BOUNDS, the last one beyond them")
     run_seconds = models.FloatField(db_default=0, db_comment="Sum of the run times")
+
+    objects: ClassVar[models.Manager[Any]] = PrimaryQuerySet.as_manager()
 
     class Meta:
         abstract = True

@@ -93,7 +93,7 @@ def seconds(timeout: object) -> float | None:
 def check_atomic(function: Callable[..., Any], atomic: bool, timeout: float | None) -> None:
     if atomic and inspect.iscoroutinefunction(function):
         raise InvalidOption(f"{function.__qualname__}: atomic=True is for plain functions; Django has no async one.")
-    if atomic and timeout is None and conf.current().TIMEOUT is None:
+    if atomic and timeout is None and conf.before_checks().TIMEOUT is None:
         raise InvalidOption(f"{function.__qualname__}: atomic=True needs a timeout; it holds a transaction open.")
 
 

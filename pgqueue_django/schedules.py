@@ -91,7 +91,7 @@ def periodic(
         if missed not in Schedule.Missed.values or overlap not in Schedule.Overlap.values:
             raise InvalidSchedule(f"{called}: missed is none or one, overlap is allow or skip.")
         encode = payload.untyped if task.signature is None else task.signature.encode
-        args_json, kwargs_json = encode(tuple(args), dict(kwargs or {}), limit=conf.current().MAX_PAYLOAD_BYTES)
+        args_json, kwargs_json = encode(tuple(args), dict(kwargs or {}), limit=conf.before_checks().MAX_PAYLOAD_BYTES)
         made = _Declared(
             called,
             task.path,
@@ -106,6 +106,11 @@ def periodic(
         return decorated
 
     return decorate
+
+
+def declared_schedules() -> list[tuple[str, str]]:
+    """Name and task of the schedules whose modules this process has imported."""
+    return sorted((one.name, one.task) for one in _declared.values())
 
 
 # Whoever declares the same line again changes nothing: ten workers that start at a tick must not move it.

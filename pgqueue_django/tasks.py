@@ -342,6 +342,12 @@ def enqueue_many(calls: Iterable[Call]) -> list[Enqueued]:
     return [answer for answer in answers if answer is not None]
 
 
+async def aenqueue_many(calls: Iterable[Call]) -> list[Enqueued]:
+    """``enqueue_many`` for coroutines, on the connection that ``aenqueue`` uses."""
+    enqueued: list[Enqueued] = await sync_to_async(enqueue_many, thread_sensitive=True)(calls)
+    return enqueued
+
+
 def resolve(path: str) -> Task[Any, Any]:
     """The task at this import path. Raises TaskNotFound, and remembers that for half a minute."""
     if found := _known.get(path):

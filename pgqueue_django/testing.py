@@ -440,7 +440,7 @@ class Captured(Sequence[Job]):
             return self._jobs
         return list(Job.objects.using(self._using).filter(pk__gt=self._after).order_by("pk"))
 
-    def of(self, task: Task[..., Any] | str) -> list[Job]:
+    def of(self, task: Any) -> list[Job]:
         """Those of one task."""
         return [job for job in self if job.task == _path(task)]
 
@@ -473,7 +473,7 @@ def capture_jobs(*, using: str | None = None) -> Iterator[Captured]:
 
 
 def assert_enqueued(
-    task: Task[..., Any] | str | None = None,
+    task: Any = None,
     *,
     args: Sequence[Any] | None = None,
     kwargs: Mapping[str, Any] | None = None,
@@ -484,6 +484,7 @@ def assert_enqueued(
 ) -> list[Job]:
     """Fail unless there is such a job, or exactly ``count`` of them; returns them. Whether they have run is all one.
 
+    ``task``: of ours or of Django's, or its path; None: any.
     ``args``, with ``kwargs``: the whole call, in whatever manner its arguments were passed. ``kwargs`` alone: these
     arguments, whatever the others are. ``run_after``: to the second; a timedelta counts from when the job was made.
     ``columns``: of the job, ``queue_name="mail"``, ``priority=5``, ``idempotency_key="x"`` or ``state="scheduled"``.
@@ -510,7 +511,7 @@ def assert_enqueued(
     )
 
 
-def assert_not_enqueued(task: Task[..., Any] | str | None = None, **wanted: Any) -> None:
+def assert_not_enqueued(task: Any = None, **wanted: Any) -> None:
     """Fail if there is such a job; without a task, if there is any. Takes what ``assert_enqueued`` does."""
     assert_enqueued(task, count=0, **wanted)
 
@@ -520,9 +521,7 @@ def _path(task: Any) -> str:
     return task if isinstance(task, str) else task.path if isinstance(task, Task) else task.module_path
 
 
-def _fits(
-    task: Task[..., Any] | str | None, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> Callable[[Job], bool]:
+def _fits(task: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> Callable[[Job], bool]:
     if args is None and kwargs is None:
         return lambda job: True
     is_whole = args is not None

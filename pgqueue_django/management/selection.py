@@ -45,9 +45,9 @@ def add_database(parser: ArgumentParser) -> None:
     parser.add_argument("--database", help="alias of the jobs' database (the router's for the Job model)")
 
 
-def alias(given: dict[str, Any], *, writes: bool = True) -> str:
+def alias(given: dict[str, Any]) -> str:
     """The database that was asked for. Raises CommandError, exit code 2."""
-    using: str = given["database"] or (router.db_for_write if writes else router.db_for_read)(Job)
+    using: str = given["database"] or router.db_for_write(Job)
     if using not in connections:
         raise CommandError(
             f"--database {using}: not in DATABASES ({', '.join(connections)}).{did_you_mean(using, list(connections))}",

@@ -29,7 +29,7 @@ _LOOK_UP_SECONDS = 0.5  # how soon it notices that it is to stop
 _SILENCE_SECONDS = 15.0  # after which it has a NOTIFY sent to itself
 _ARRIVAL_SECONDS = 2.0  # within which that must be there
 
-_ADVICE = (
+ADVICE = (
     'Let PGQUEUE["LISTEN_DATABASE"] name an alias of DATABASES that leads directly to the server of the jobs, or '
     "through a pooler in session mode; or set LISTEN to False"
 )
@@ -122,7 +122,7 @@ class _Ear:
         # A pooler tells its clients another number.
         is_own = self._execute("SELECT pg_backend_pid()") == self._connection.info.backend_pid
         if not is_own and not through_pooler:
-            raise _Deaf(f"it leads to a pooler. {_ADVICE}")
+            raise _Deaf(f"it leads to a pooler. {ADVICE}")
         self._execute(f"LISTEN {self._channel}")
         if is_own:
             self._listen_to_all()
@@ -143,7 +143,7 @@ class _Ear:
                 if self._is_proven:
                     raise psycopg.OperationalError("the connection is dead: a NOTIFY did not arrive")
                 self._execute(f"UNLISTEN {self._channel}")  # if it still is the same session
-                raise _Deaf(f"a NOTIFY of its own did not arrive within {_ARRIVAL_SECONDS:g} s. {_ADVICE}")
+                raise _Deaf(f"a NOTIFY of its own did not arrive within {_ARRIVAL_SECONDS:g} s. {ADVICE}")
             if not self._is_asked and time.monotonic() > heard_at + _SILENCE_SECONDS:
                 self._ask()
 

@@ -271,7 +271,8 @@ def tick() -> None: ...
 
 @task
 def wait_deaf_at(gate: str) -> None:
-    """Nothing but the gate ends it."""
+    """Nothing but the gate ends it. Says that it has begun."""
+    Path(f"{gate}.began").touch()
     until = time.monotonic() + 60
     while not Path(gate).exists() and time.monotonic() < until:
         with suppress(Interrupt):

@@ -18,6 +18,7 @@ from psycopg.conninfo import make_conninfo
 from verbs import rows
 from verbs.rows import make_job, wait_for
 
+from pgqueue_django import schedules, tasks
 from pgqueue_django.management.commands import pgqueue_check
 from pgqueue_django.models import Job, Worker
 
@@ -31,7 +32,10 @@ Register = Callable[..., Worker]
 @pytest.fixture(autouse=True)
 def tasks_of_no_other_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test modules declare tasks that no worker would find."""
-    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: ["testproject.shop.tasks.charge_card"])
+    found = ["testproject.shop.tasks.charge_card"]
+    monkeypatch.setattr(tasks, "declared_tasks", lambda: found)
+    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: found)
+    monkeypatch.setattr(schedules, "_declared", {})
 
 
 @pytest.fixture
@@ -116,7 +120,7 @@ def test_wrong_settings_are_said(settings: Any) -> None:
 
 
 def test_a_task_that_a_worker_would_not_find_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pgqueue_check, "declared_tasks", lambda: ["nowhere.at_all"])
+    monkeypatch.setattr(tasks, "declared_tasks", lambda: ["nowhere.at_all"])
     code, told = found()
     assert code == 1
     assert told["failed tasks"][0].startswith("nowhere.at_all: a worker would not find it")
@@ -174,8 +178,8 @@ def test_tables_that_are_missing_end_it_with_5() -> None:
     url = make_conninfo(**{name: parameters[name] for name in names if parameters.get(name)}, dbname="postgres")
     code, told = in_a_process(url)
     assert code == 5
-    assert "not applied: pgqueue_django.0001_initial, pgqueue_django.0002" in told
-    assert "run manage.py migrate" in told
+    assert "not applied to database default: 0001_initial, 0002" in told
+    assert "Run manage.py migrate" in told
 
 
 def test_who_keeps_dead_rows_from_being_taken_away_is_named(

@@ -758,8 +758,9 @@ def test_a_handler_that_does_not_let_it_end_fails_the_test(tmp_path: Path, monke
 
     gate = tmp_path / "gate"
     ending = ExitStack()
-    running = ending.enter_context(worker(shutdown_timeout=0.1))
-    running.wait_for(tasks.wait_deaf_at.using(queue_name="deaf").enqueue(str(gate)), "running")
+    ending.enter_context(worker(shutdown_timeout=0.1))
+    tasks.wait_deaf_at.using(queue_name="deaf").enqueue(str(gate))
+    rows.wait_for((tmp_path / "gate.began").exists)
     with monkeypatch.context() as patch:
         patch.setattr(testing, "_END_SECONDS", 0.5)
         with pytest.raises(AssertionError, match=r"threads of the worker still run: .*pgqueue slot"):

@@ -83,8 +83,22 @@ def test_an_unknown_key_is_an_error_that_names_it_and_the_known_ones(settings: A
     settings.PGQUEUE = {"LEASES": 30, "Lease": 30}
     with pytest.raises(ImproperlyConfigured) as raised:
         current()
-    assert "unknown LEASES, Lease." in str(raised.value)
+    assert all(f"unknown {key}; did you mean LEASE?" in str(raised.value) for key in ("LEASES", "Lease"))
     assert all(field.name in str(raised.value) for field in fields(Settings))
+
+
+def test_all_mistakes_are_told_at_once(settings: Any) -> None:
+    settings.PGQUEUE = {"LEASE": "30", "HEARTBEAT": 1, "CONCURENCY": 8, 3: 4, "RETENTION": "a week", "METRICS_TOKEN": 5}
+    assert [one.key for one in conf.mistakes()] == ["CONCURENCY", "3", "LEASE", "METRICS_TOKEN", "RETENTION"]
+    with pytest.raises(ImproperlyConfigured, match=r"did you mean CONCURRENCY\?.*LEASE.*METRICS_TOKEN.*a week"):
+        current()
+
+
+def test_a_wrong_token_is_not_shown(settings: Any) -> None:
+    settings.PGQUEUE = {"METRICS_TOKEN": b"a secret"}
+    with pytest.raises(ImproperlyConfigured, match="METRICS_TOKEN") as raised:
+        current()
+    assert "a secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("given", [[], "x", 3, None])

@@ -27,6 +27,7 @@ from pgqueue_django import (
     Retry,
     Task,
     TaskNotFound,
+    aenqueue_many,
     enqueue,
     enqueue_many,
     job_options,
@@ -137,7 +138,13 @@ async def right_calls() -> None:
     elsewhere.using(priority=5).enqueue(7, anything="goes")
 
 
+async def right_calls_in_coroutines() -> None:
+    assert_type(await charge.aenqueue(7, amount_cents=1), Enqueued)
+    assert_type(await aenqueue_many([charge.call(7), remind.call(7)]), list[Enqueued])
+
+
 async def wrong_calls() -> None:
+    await aenqueue_many([charge])  # type: ignore[list-item]
     charge.enqueue()  # type: ignore[call-arg]
     charge.enqueue("7")  # type: ignore[arg-type]
     charge.enqueue(7, 1, 2)  # type: ignore[call-arg]

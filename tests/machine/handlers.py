@@ -91,6 +91,12 @@ async def do_nothing_async() -> None:
     pass
 
 
+@task
+async def enqueue_at_once(count: int) -> list[int]:
+    """So many jobs, from as many coroutines."""
+    return [one.id for one in await asyncio.gather(*(do_nothing.aenqueue() for _ in range(count)))]
+
+
 @task(max_attempts=1)
 def do_nothing_once() -> None:
     pass

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core.checks import ERROR, CheckMessage
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, connections
-from django.db.migrations.executor import MigrationExecutor
-from django.utils.module_loading import autodiscover_modules
 
-from pgqueue_django import conf, snapshot
-from pgqueue_django.exceptions import TaskNotFound
+from pgqueue_django import checks, conf, snapshot
 from pgqueue_django.management import selection
 from pgqueue_django.management.arguments import SuggestingCommand
 from pgqueue_django.models import Worker
 from pgqueue_django.states import State
-from pgqueue_django.tasks import declared_tasks, resolve
-from pgqueue_django.worker.connections import describe, first_line, own_connection
+from pgqueue_django.tasks import declared_tasks
+from pgqueue_django.worker.connections import describe, first_line
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 NOTHING_FAILED, SOMETHING_FAILED, NO_DATABASE, NOT_MIGRATED = 0, 1, 4, 5  # exit codes
@@ -82,53 +78,42 @@ class Command(SuggestingCommand):
             raise CommandError(f"{len(failed)} of {len(found)} checks failed.", returncode=max(failed))
 
 
+def _told(subject: str, messages: Iterable[CheckMessage], code: int = SOMETHING_FAILED) -> Iterator[Finding]:
+    """What the system checks say of it, but for those that the project has silenced."""
+    for one in messages:
+        if one.is_silenced():
+            continue
+        yield Finding(FAILED if one.level >= ERROR else WARNING, subject, f"{one.msg} {one.hint} ({one.id})", code)
+
+
 def _settings() -> Iterator[Finding]:
-    try:
-        settings = conf.current()
-    except ImproperlyConfigured as error:
-        yield Finding(FAILED, "settings", str(error))
+    if wrong := list(checks.settings()):
+        yield from _told("settings", wrong)
         return
+    settings = conf.current()
     listen = "LISTEN" if settings.LISTEN else "polling only"
     yield Finding(OK, "settings", f"{settings.CONCURRENCY} slots, lease {settings.LEASE:g} s, {listen}")
 
 
 def _tasks() -> Iterator[Finding]:
-    try:
-        autodiscover_modules("tasks")
-    except Exception as error:
-        yield Finding(FAILED, "tasks", f"a module of tasks cannot be imported: {type(error).__name__}: {error}")
+    if wrong := list(checks.tasks()):
+        yield from _told("tasks", wrong)
         return
-    paths = declared_tasks()
-    for path in paths:
-        try:
-            resolve(path)
-        except TaskNotFound as error:
-            yield Finding(FAILED, "tasks", f"{path}: a worker would not find it: {error}")
-    if paths:
+    if paths := declared_tasks():
         yield Finding(OK, "tasks", f"{len(paths)} declared")
     else:
         yield Finding(WARNING, "tasks", "none declared in a module tasks.py of an installed app")
 
 
 def _in_time(using: str, worker: str | None) -> list[Finding]:
-    """A server that takes the connection and never answers must not keep whoever asks, a monitor perhaps."""
-    found: list[Finding] = []
-
-    def look() -> None:
-        try:
-            with own_connection(using, "check"):
-                found.extend(_database(using, worker))
-        except (DatabaseError, InterfaceError) as error:
-            found.append(Finding(FAILED, "database", f"{using}: {first_line(error)}", NO_DATABASE))
-        except Exception as error:  # of a thread nobody would hear it
-            found.append(Finding(FAILED, "database", f"{using}: {type(error).__name__}: {error}"))
-
-    thread = threading.Thread(target=look, name="pgqueue check", daemon=True)
-    thread.start()
-    thread.join(_SECONDS)
-    if thread.is_alive():
-        return [*found, Finding(FAILED, "database", f"{using}: no answer within {_SECONDS:g} s", NO_DATABASE)]
-    return found
+    if any(wrong := list(checks.engine(using))):
+        return list(_told("database", wrong))
+    found, error = checks.in_time(using, lambda: _database(using, worker), _SECONDS)
+    if error is None:
+        return found
+    if isinstance(error, DatabaseError | InterfaceError | TimeoutError):
+        return [*found, Finding(FAILED, "database", f"{using}: {first_line(error)}", NO_DATABASE)]
+    return [*found, Finding(FAILED, "database", f"{using}: {type(error).__name__}: {error}")]
 
 
 def _database(using: str, worker: str | None) -> Iterator[Finding]:
@@ -150,17 +135,23 @@ def _database(using: str, worker: str | None) -> Iterator[Finding]:
         yield Finding(FAILED, "database", f"{place} takes no writes: a replica, or default_transaction_read_only")
     else:
         yield Finding(OK, "database", f"{place}, answers in {took * 1000:.1f} ms")
-    needed = conf.current().CONCURRENCY + _OWN
-    level = OK if free >= needed else WARNING
-    yield Finding(level, "connections", f"{free} free; a worker of {needed - _OWN} slots takes up to {needed}")
+    yield from _told("database", checks.atomicity(using))
+    if not any(conf.mistakes()):
+        slots = conf.current().CONCURRENCY
+        level = OK if free >= slots + _OWN else WARNING
+        yield Finding(level, "connections", f"{free} free; a worker of {slots} slots takes up to {slots + _OWN}")
+        yield from _told("connections", checks.pools())
+        yield from _told("listen", checks.pooler(using))
+    yield from _told("isolation", [*checks.isolation(using), *checks.default_isolation(using)])
+    yield from _told("durability", checks.durability(using))
     if abs(skew := time.time() - now) > _SKEW_SECONDS:
         text = f"this machine is {skew:+.0f} s off the database's, which is the one that counts"
         yield Finding(WARNING, "clock", text)
-    missing = [f"{migration.app_label}.{migration.name}" for migration in _unapplied(using) if migration is not None]
-    if missing:
-        yield Finding(FAILED, "migrations", f"not applied: {', '.join(missing)}; run manage.py migrate", NOT_MIGRATED)
+    if missing := list(checks.migrations(using)):
+        yield from (Finding(FAILED, "migrations", f"{one.msg} {one.hint}", NOT_MIGRATED) for one in missing)
         return
     yield Finding(OK, "migrations", "all applied")
+    yield from _told("schedules", checks.schedules(using))
     yield from _table(using)
     yield from _workers(using, worker)
 
@@ -181,12 +172,6 @@ def _table(using: str) -> Iterator[Finding]:
     if holder is not None:
         who, seconds = holder
         yield Finding(WARNING, "snapshot", f"held for {seconds:,.0f} s by {who}: dead rows since then stay")
-
-
-def _unapplied(using: str) -> Iterator[Any]:
-    executor = MigrationExecutor(connections[using])
-    targets = [node for node in executor.loader.graph.leaf_nodes() if node[0] == "pgqueue_django"]
-    yield from (migration for migration, _ in executor.migration_plan(targets))
 
 
 def _workers(using: str, wanted: str | None) -> Iterator[Finding]:

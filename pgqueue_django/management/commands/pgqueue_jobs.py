@@ -31,7 +31,7 @@ class Command(SuggestingCommand):
         selection.add_database(parser)
 
     def handle(self, **given: Any) -> None:
-        using = selection.alias(given, writes=False)
+        using = selection.alias(given)
         if not 1 <= given["limit"] <= 1000:
             raise CommandError("--limit: give 1 to 1,000.", returncode=2)
         columns = [*_COLUMNS, *(_PAYLOAD if given["payload"] else ())]

@@ -46,7 +46,7 @@ class Command(arguments.SuggestingCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        settings = conf.current()
+        settings = conf.before_checks()
         add = partial(arguments.add_argument, parser, "PGQUEUE_WORKER_")
         add(
             "--queues",
