@@ -187,6 +187,25 @@ class Signature:
             raise InvalidPayload(f"the arguments of this job do not fit its task any more: {exc}") from exc
         return self._convert(args, kwargs, back=True) if self._codecs else (args, kwargs)
 
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
+        """A call's arguments, stored or not, as they are stored, by the names of their parameters.
+
+        With ``defaults``, of those that are not given as well. Raises ``TypeError`` for what no call has.
+        """
+        if self._codecs:
+            args, kwargs = self._convert(args, kwargs, back=False)
+        args, kwargs = load(*untyped(args, kwargs, limit=None))
+        bound = self._signature.bind_partial(*args, **kwargs)
+        if defaults:
+            bound.apply_defaults()
+        found: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if self._signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                found |= value
+            else:
+                found[name] = value
+        return found
+
     @cached_property
     def _codecs(self) -> tuple[list[_Codec], dict[str, _Codec], _Codec, _Codec] | None:
         """By position and by name, then of ``*args`` and ``**kwargs``. None: all parameters are plain JSON."""

@@ -259,8 +259,8 @@ def insert(using: str, job: NewJob) -> Inserted | None:
     moment = "statement_timestamp() + %s::interval" if relative else "%s::timestamptz"
     sql = f"""
         INSERT INTO pgqueue_job (task, queue_name, priority, args, kwargs, max_attempts, backoff, idempotency_key,
-                                 label, run_after, state)
-        SELECT %s, %s, %s, %s::json, %s::json, %s, %s::jsonb, %s, %s, moment,
+                                 label, enqueued_at, run_after, state)
+        SELECT %s, %s, %s, %s::json, %s::json, %s, %s::jsonb, %s, %s, statement_timestamp(), moment,
                CASE WHEN moment > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM (SELECT GREATEST({moment}, statement_timestamp())) AS given(moment)
         {_KEY_TARGET if keyed else ""}
@@ -416,9 +416,9 @@ _INSERT_MANY = f"""
                                       idempotency_key, label, moment, delay, place)
     ), made AS (
         INSERT INTO pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff,
-                                 idempotency_key, label, run_after, state)
+                                 idempotency_key, label, enqueued_at, run_after, state)
         SELECT id, task, queue_name, priority, args::json, kwargs::json, max_attempts, backoff::jsonb,
-               idempotency_key, label, run_after,
+               idempotency_key, label, statement_timestamp(), run_after,
                CASE WHEN run_after > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM told ORDER BY idempotency_key COLLATE "C", task COLLATE "C", id
         {_KEY_TARGET}

@@ -108,7 +108,7 @@ class Announcer(threading.Thread):
         from pgqueue_django import results
 
         attempt, outcome = one
-        error = attempt.error or _stand_in(outcome)
+        error = attempt.error or stand_in(outcome)
         results.finished(rows.get(attempt.job.id), attempt.job, outcome, attempt.task.origin, self._using, error)
 
     def _failed(self, error: BaseException, *ones: _Outcome) -> None:
@@ -120,7 +120,7 @@ class Announcer(threading.Thread):
         )
 
 
-def _stand_in(outcome: Settled) -> BaseException:
+def stand_in(outcome: Settled) -> BaseException:
     """An exception for a failure that none was caught for: its deadline came, or a transaction was left open."""
     if isinstance(outcome, Succeeded):
         return PgQueueError()

@@ -184,14 +184,14 @@ def left_open() -> str | None:
     for wrapper in connections.all(initialized_only=True):
         if wrapper.connection is None:
             continue
-        fault = _fault(wrapper)
-        if fault:
-            found = f"{fault} on database {wrapper.alias!r}"
+        if left := fault(wrapper):
+            found = f"{left} on database {wrapper.alias!r}"
             drop(wrapper.alias)
     return found
 
 
-def _fault(wrapper: BaseDatabaseWrapper) -> str | None:
+def fault(wrapper: BaseDatabaseWrapper) -> str | None:
+    """What keeps a connection from being as it is between two attempts; None: nothing."""
     if wrapper.in_atomic_block:
         return "an atomic block"
     if wrapper.needs_rollback:

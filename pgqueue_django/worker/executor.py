@@ -15,17 +15,26 @@ import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext, sync_to_async
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries, transaction
 
 from pgqueue_django import conf, logs, payload, transitions
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext, Latch
-from pgqueue_django.exceptions import MAX_DELAY, InvalidPayload, JobTimeout, LeaseLost, PermanentError, Retry
+from pgqueue_django.exceptions import (
+    MAX_DELAY,
+    Interrupt,
+    InvalidPayload,
+    JobTimeout,
+    LeaseLost,
+    PermanentError,
+    Retry,
+)
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.tasks import Task
 from pgqueue_django.transitions import Claimed, Settlement
@@ -236,6 +245,42 @@ def _close_connections() -> str | None:
     drop_changed(connections.all(initialized_only=True))  # closing gives it back to a pool, if there is one
     connections.close_all()
     return left
+
+
+def run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
+    """Run a handler, plain or async, in this thread and on its connections, which the caller looks after: for tests.
+
+    Nothing interrupts it; one that took longer than its timeout has timed out when it returns. Also returns what was
+    raised. What ends more than an attempt goes through: KeyboardInterrupt, and what test runners stop a test with.
+    """
+    handler = _handler(attempt)
+    if attempt.task.is_async:
+        # Its synchronous parts come back to this thread, and so to its connections.
+        handler = async_to_sync(handler)
+
+    def in_time(*args: Any, **kwargs: Any) -> Any:
+        result = handler(*args, **kwargs)
+        if attempt.deadline is not None and time.monotonic() > attempt.deadline:
+            raise JobTimeout(f"The attempt ran longer than its timeout of {attempt.timeout:g} s.")
+        return result
+
+    attempt.task = replace(attempt.task, func=in_time)
+    attempt.begin()
+    return contextvars.Context().run(_run_inside, attempt, using)
+
+
+def _run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
+    logs.current_job.set(attempt.job)
+    try:
+        args, kwargs = _arguments(attempt)
+    except InvalidPayload as error:
+        return Failed(_failure(Kind.PAYLOAD, error)), error
+    try:
+        if attempt.task.atomic:
+            return _call_atomically(attempt, args, kwargs, using), None
+        return _succeeded(attempt, _guarded(attempt, args, kwargs, using)), None
+    except (Exception, SystemExit, Interrupt, asyncio.CancelledError) as error:
+        return ended_with(attempt, error), error
 
 
 def _between_attempts() -> None:

@@ -27,7 +27,7 @@ def missing(text: str) -> list[str]:
 
 @cache
 def functions(path: str) -> set[str]:
-    return {node.name for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)}
+    return {node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.mark.parametrize("document", ["docs/guarantees.md", "tests/chaos/README.md", "tests/contract/README.md"])
