@@ -133,6 +133,13 @@ def read(using: str, ids: Sequence[int]) -> dict[int, Job]:
     return Job.objects.using(using).in_bulk(ids)
 
 
+def holder(using: str, new: NewJob) -> Job | None:
+    """The row that has the key of this one."""
+    from .models import Job
+
+    return Job.objects.using(using).filter(task=new.task, idempotency_key=new.idempotency_key).first()
+
+
 def of_row(job: Job, alias: str) -> PgQueueTaskResult:
     """The result that this row is, of the backend ``alias``. Raises TaskNotFound where its code is not."""
     state = State(job.state)
@@ -166,7 +173,7 @@ def _worker_ids(job: Job) -> list[str]:
 
 def _last_attempt(job: Job) -> datetime | None:
     if job.started_at is not None or not job.history:
-        return job.started_at
+        return job.started_at or job.first_started_at
     # It was claimed since, and given back.
     moment = parse_datetime(job.history[-1]["started_at"] or "")
     return make_naive(moment) if moment is not None and is_naive(job.enqueued_at) else moment
@@ -271,10 +278,13 @@ def finished(row: Job | None, job: Claimed, outcome: Settled, origin: Any, using
     if isinstance(outcome, Succeeded):
         compat.task_finished.send_robust(sender, task_result=result)
         return
+    frames = error.__traceback__
     try:
         raise error
     except BaseException:  # in here, so that receivers find it in sys.exc_info()
         compat.task_finished.send_robust(sender, task_result=result)
+    finally:
+        error.__traceback__ = frames  # without the frame of this call, which would keep both alive
 
 
 def backend_of(origin: Any, using: str) -> tuple[str, type[compat.BaseTaskBackend]]:

@@ -183,7 +183,9 @@ def test_the_context_is_no_argument_of_the_caller() -> None:
 
 def test_a_key_gives_both_callers_the_same_result() -> None:
     keyed = handlers.give.using(idempotency_key="once", max_attempts=9)
-    first, second = keyed.enqueue(1), keyed.enqueue(2)
+    first = keyed.enqueue(1)
+    with statements(2):
+        second = keyed.enqueue(2)
     assert first == second
     assert second.args == [1]
     assert (first.task.idempotency_key, first.task.max_attempts) == ("once", 9)
@@ -310,6 +312,15 @@ def test_disowned_and_reaped_attempts_count_and_refunded_ones_do_not() -> None:
     transitions.disown(rows.DB, "c", by="w")
     result = one_of(job)
     assert (result.worker_ids, result.status, len(result.errors)) == (["a", "b"], "READY", 2)
+
+
+def test_an_attempt_that_is_given_back_hides_none_before_it() -> None:
+    job = rows.make_job(State.SUCCEEDED, task=GIVE, worker_id="a")
+    transitions.requeue(rows.DB, [job.pk])
+    transitions.release(rows.DB, [rows.claim_one(job.pk, worker_id="b").pair])
+    result = one_of(job)
+    assert result.attempts == 1
+    assert result.last_attempted_at == result.started_at == job.started_at
 
 
 def test_a_row_remembers_a_thousand_workers_and_no_more() -> None:
