@@ -47,6 +47,27 @@ def fail(message: str) -> None:
 
 @task
 @job_options(max_attempts=1)
+def fail_of_another() -> None:
+    def fall(variable: str) -> None:
+        raise ValueError(variable)
+
+    def fall_again(variable: str) -> None:
+        try:
+            fall(variable)
+        except ValueError:
+            raise LookupError(variable)  # noqa: B904
+
+    errors = []
+    for one in (fall, fall_again):
+        try:
+            one("large")
+        except (ValueError, LookupError) as error:
+            errors.append(error)
+    raise ExceptionGroup("two", errors[:1]) from errors[1]
+
+
+@task
+@job_options(max_attempts=1)
 async def fail_async(message: str) -> None:
     raise ValueError(message)
 
