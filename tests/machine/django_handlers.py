@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 from typing import Any
@@ -142,3 +143,14 @@ def overrun(gate: str) -> None:
 def wait(gate: str) -> str:
     handlers.wait_at(gate)
     return "done"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    word: str
+
+
+@task
+@job_options(max_attempts=1)
+def fail_frozen() -> None:
+    raise FrozenError("no")

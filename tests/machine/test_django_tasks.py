@@ -407,6 +407,16 @@ def test_an_error_of_a_receiver_that_cannot_be_read_does_not_end_the_telling(dra
     assert len(told) == 2
 
 
+def test_an_error_that_refuses_to_be_assigned_to_is_told_of_as_any_other(
+    drain: Drain, heard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = heard(compat.task_finished)
+    handlers.fail_frozen.enqueue()
+    drain()
+    assert [type(error).__name__ for _, _, error in told] == ["FrozenError"]
+    assert "were not told" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "options", [{"max_time": 0.3}, {"max_jobs": 1}, {"drain": True}], ids=lambda one: next(iter(one))
 )
