@@ -65,9 +65,10 @@ class PgQueueBackend(compat.BaseTaskBackend):
             new = ours.new_job(tuple(results.plain(args)), results.plain(kwargs))
         except TaskNotFound as error:
             raise compat.InvalidTask(str(error)) from error
-        inserted = transitions.insert(using, new)
-        if inserted is None:
-            return self.get_result(str(transitions.enqueue(using, new).id))
+        while (inserted := transitions.insert(using, new)) is None:
+            # As in transitions.enqueue: who has the key may be gone when it is looked for.
+            if row := results.holder(using, new):
+                return results.of_row(row, self.alias)
         result = results.of_inserted(task, inserted, new, self.alias)
         compat.task_enqueued.send_robust(type(self), task_result=result)
         return result

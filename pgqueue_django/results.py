@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_naive
@@ -19,7 +20,7 @@ from django.utils.timezone import is_naive, make_naive
 from . import compat, conf, logs, options
 from .backoff import Backoff
 from .context import JobContext
-from .exceptions import Interrupt, LeaseLost
+from .exceptions import Interrupt, InvalidPayload, LeaseLost
 from .outcomes import Kind, Settled, Succeeded
 from .states import State
 
@@ -133,6 +134,13 @@ def read(using: str, ids: Sequence[int]) -> dict[int, Job]:
     return Job.objects.using(using).in_bulk(ids)
 
 
+def holder(using: str, new: NewJob) -> Job | None:
+    """The row that has the key of this one."""
+    from .models import Job
+
+    return Job.objects.using(using).filter(task=new.task, idempotency_key=new.idempotency_key).first()
+
+
 def of_row(job: Job, alias: str) -> PgQueueTaskResult:
     """The result that this row is, of the backend ``alias``. Raises TaskNotFound where its code is not."""
     state = State(job.state)
@@ -166,7 +174,7 @@ def _worker_ids(job: Job) -> list[str]:
 
 def _last_attempt(job: Job) -> datetime | None:
     if job.started_at is not None or not job.history:
-        return job.started_at
+        return job.started_at or job.first_started_at
     # It was claimed since, and given back.
     moment = parse_datetime(job.history[-1]["started_at"] or "")
     return make_naive(moment) if moment is not None and is_naive(job.enqueued_at) else moment
@@ -271,21 +279,38 @@ def finished(row: Job | None, job: Claimed, outcome: Settled, origin: Any, using
     if isinstance(outcome, Succeeded):
         compat.task_finished.send_robust(sender, task_result=result)
         return
+    frames = error.__traceback__
     try:
         raise error
     except BaseException:  # in here, so that receivers find it in sys.exc_info()
         compat.task_finished.send_robust(sender, task_result=result)
+    finally:
+        # Without the frame of this call, which would keep both alive. An error may refuse to be assigned to.
+        BaseException.with_traceback(error, frames)
 
 
 def backend_of(origin: Any, using: str) -> tuple[str, type[compat.BaseTaskBackend]]:
     """Alias and class of the backend that stands for the jobs of this database: the task's own, or another one."""
     for alias in (origin.backend, *compat.task_backends.settings):
-        backend = compat.task_backends[alias]
-        if getattr(backend, "database", None) == using:
-            return alias, type(backend)
+        try:
+            backend = compat.task_backends[alias]
+            if getattr(backend, "database", None) == using:
+                return alias, type(backend)
+        except ImproperlyConfigured:
+            continue  # `manage.py check` says it; this job is another backend's
     return origin.backend, type(compat.task_backends[origin.backend])
 
 
 def plain(value: Any) -> Any:
-    """As that framework writes arguments and results: keys become texts, bytes as well. Raises TypeError."""
-    return json.loads(json.dumps(compat.normalize_json(value)))
+    """As that framework writes arguments and results: keys become texts, bytes as well.
+
+    Raises TypeError, and InvalidPayload where two keys would become one.
+    """
+    return json.loads(json.dumps(compat.normalize_json(value)), object_pairs_hook=_mapping)
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise InvalidPayload("Two keys of a mapping are the same once they are texts, as JSON has them.")
+    return made

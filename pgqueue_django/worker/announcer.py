@@ -11,15 +11,16 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, close_old_connections, connections, reset_queries
+from django.db import close_old_connections, connections, reset_queries
 
 from pgqueue_django import logs
 from pgqueue_django.exceptions import JobTimeout, PgQueueError
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Kind, Retried, Settled, Succeeded
-from pgqueue_django.worker.connections import first_line
+from pgqueue_django.transitions import Claimed
+from pgqueue_django.worker.connections import drop_changed, first_line, is_broken, left_open
 from pgqueue_django.worker.executor import Attempt
 
 logger = logging.getLogger("pgqueue_django.worker")
@@ -29,8 +30,10 @@ _BEHIND = 1000  # outcomes that may wait here
 
 
 class _Outcome(NamedTuple):
-    attempt: Attempt
+    job: Claimed
+    origin: Any
     outcome: Settled
+    error: BaseException
 
 
 class Announcer(threading.Thread):
@@ -57,7 +60,9 @@ class Announcer(threading.Thread):
         if attempt.task.origin is None or isinstance(outcome, Retried):
             return
         self._taken += 1
-        self._queue.put(_Outcome(attempt, outcome))
+        # Not the attempt: frames of the error refer to it, and so to the error.
+        error, attempt.error = attempt.error or stand_in(outcome), None
+        self._queue.put(_Outcome(attempt.job, attempt.task.origin, outcome, error))
         if self._taken == 1:
             self.start()
 
@@ -65,19 +70,28 @@ class Announcer(threading.Thread):
         self._queue.put(None)
 
     def run(self) -> None:
-        while batch := self._next():
+        while self._turn():
+            pass
+        connections.close_all()
+
+    def _turn(self) -> bool:
+        """False: it is to stop. What it tells of is not kept while it waits for more."""
+        if not (batch := self._next()):
+            return False
+        until = self._announced + len(batch)
+        try:
             close_old_connections()
             rows = self._read(batch)
             for one in batch:
-                try:
-                    self._tell(one, rows)
-                except BaseException as error:  # a receiver may raise what it likes
-                    self._failed(error, one)
-                finally:
-                    self._announced += 1
+                self._tell(one, rows)
+                self._announced += 1
             close_old_connections()
             reset_queries()
-        connections.close_all()
+        except BaseException as error:
+            self._failed(error, *batch)
+        finally:
+            self._announced = until
+        return True
 
     def _next(self) -> list[_Outcome]:
         """What is there, at least one; empty: it is to stop."""
@@ -99,20 +113,35 @@ class Announcer(threading.Thread):
         from pgqueue_django import results  # which needs the framework
 
         try:
-            return results.read(self._using, [one.attempt.job.id for one in batch])
-        except (DatabaseError, InterfaceError) as error:
-            self._failed(error, *batch)
-            return {}
+            return results.read(self._using, [one.job.id for one in batch])
+        except Exception as error:
+            if len(batch) == 1 or is_broken(error):
+                self._failed(error, *batch)
+                return {}
+        # What somebody wrote into one of them cannot be read.
+        return {id: row for one in batch for id, row in self._read([one]).items()}
 
     def _tell(self, one: _Outcome, rows: Mapping[int, Job]) -> None:
         from pgqueue_django import results
 
-        attempt, outcome = one
-        error = attempt.error or stand_in(outcome)
-        results.finished(rows.get(attempt.job.id), attempt.job, outcome, attempt.task.origin, self._using, error)
+        try:
+            results.finished(rows.get(one.job.id), one.job, one.outcome, one.origin, self._using, one.error)
+        except BaseException as error:  # a receiver may raise what it likes
+            self._failed(error, one)
+        wrappers = connections.all(initialized_only=True)
+        if any(wrapper.errors_occurred for wrapper in wrappers):
+            close_old_connections()
+        if left := left_open():
+            # Otherwise nothing of what later receivers write would ever be committed.
+            logger.error(
+                "%s #%d: a receiver of task_finished left %s open; its writes there are rolled back",
+                *(one.job.task, one.job.id, left),
+                extra=logs.event("job.warning", one.job),
+            )
+        drop_changed(wrappers)
 
     def _failed(self, error: BaseException, *ones: _Outcome) -> None:
-        names = ", ".join(f"{one.attempt.job.task} #{one.attempt.job.id}" for one in ones[:5])
+        names = ", ".join(f"{one.job.task} #{one.job.id}" for one in ones[:5])
         logger.error(
             "receivers of task_finished were not told of %d outcomes (%s): %s: %s",
             *(len(ones), names, type(error).__name__, first_line(error)),

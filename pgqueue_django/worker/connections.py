@@ -323,8 +323,12 @@ class Grumbler:
 
 
 def first_line(error: BaseException) -> str:
-    """What to log of it: in the other lines PostgreSQL may show the row, and so a payload."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What to log of it: in the other lines PostgreSQL may show the row, and so a payload. Never raises."""
+    try:
+        text = str(error)
+    except BaseException:  # a receiver's error may be anything
+        text = ""
+    return (text.strip().splitlines() or [type(error).__name__])[0]
 
 
 def describe(wrapper: Any) -> str:

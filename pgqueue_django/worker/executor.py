@@ -181,10 +181,13 @@ def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
         except InvalidPayload as error:
             return Failed(_failure(Kind.PAYLOAD, error))
         try:
+            if attempt.task.origin is not None:
+                # Before a transaction of the attempt begins, so that what receivers do there does not spoil it.
+                args = _guarded(attempt, _introduced, (attempt, args, using), {})
             if attempt.task.atomic:
                 outcome = _call_atomically(attempt, args, kwargs, using)
             else:
-                outcome = _succeeded(attempt, _guarded(attempt, args, kwargs, using))
+                outcome = _succeeded(attempt, _guarded(attempt, _handler(attempt), args, kwargs))
         except BaseException as error:  # SystemExit of a handler, too, is an outcome
             outcome = ended_with(attempt, error)
             if is_broken(error):
@@ -303,7 +306,17 @@ def _introduced(attempt: Attempt, args: list[Any], using: str) -> list[Any]:
     """Tell Django's receivers that the attempt begins; return the arguments with its context, if it takes one."""
     from pgqueue_django import results  # which needs the framework
 
-    result = results.started(attempt.row, using, attempt.job, attempt.task.origin)
+    job, row = attempt.job, attempt.row
+    attempt.row = None  # not needed any more, and it may be large
+    if row is None:
+        row = results.read(using, [job.id]).get(job.id)
+    result = results.started(row, using, job, attempt.task.origin)
+    if left := left_open():
+        logger.error(
+            "%s #%d: a receiver of task_started left %s open; its writes there are rolled back",
+            *(job.task, job.id, left),
+            extra=logs.event("job.warning", job),
+        )
     if not attempt.task.takes_context:
         return args
     return [results.PgQueueTaskContext(task_result=result, job=attempt.context()), *args]
@@ -313,7 +326,7 @@ def _handler(attempt: Attempt) -> Any:
     return attempt.task.func
 
 
-def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: str) -> Any:
+def _guarded(attempt: Attempt, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     own = Guard()
 
     def handle() -> Any:
@@ -321,8 +334,7 @@ def _guarded(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], using: s
         attempt.guard = own
         if attempt.void.is_set():
             raise LeaseLost("The attempt counted no more before its handler was called.")
-        given = args if attempt.task.origin is None else _introduced(attempt, args, using)
-        return _handler(attempt)(*given, **kwargs)
+        return func(*args, **kwargs)
 
     return _unless_it_gave_way(attempt, own.call(handle))
 
@@ -370,7 +382,7 @@ def _call_atomically(attempt: Attempt, args: list[Any], kwargs: dict[str, Any], 
             with connections[using].cursor() as cursor:
                 # Above READ COMMITTED every heartbeat of this row would make the settle a serialization failure.
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            outcome = _succeeded(attempt, _guarded(attempt, args, kwargs, using))
+            outcome = _succeeded(attempt, _guarded(attempt, _handler(attempt), args, kwargs))
             _settle_inside(attempt, outcome, using)
             attempt.committing = outcome
     except BaseException as error:
@@ -406,15 +418,30 @@ def _settle_inside(attempt: Attempt, outcome: Succeeded, using: str) -> None:
 
 def ended_with(attempt: Attempt, error: BaseException) -> Settled:
     """What an exception means for the job. Never raises."""
-    if attempt.task.origin is not None:
-        # Without what the handler's variables held: it is kept until the outcome is in the row.
-        traceback.clear_frames(error.__traceback__)
-        attempt.error = error
     try:
-        return _meaning(attempt, error)
+        outcome = _meaning(attempt, error)
     except BaseException as second:  # an error whose own attributes raise
         message = payload.storable_text(f"An error that cannot be read: {_text(second)}", MAX_MESSAGE)
-        return again(attempt, Failure(Kind.ERROR, object.__repr__(type(error))[:200], message))
+        outcome = again(attempt, Failure(Kind.ERROR, object.__repr__(type(error))[:200], message))
+    if attempt.task.origin is not None and not isinstance(outcome, Retried):
+        _clear_frames(error)
+        attempt.error = error
+    return outcome
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let go what the handler's variables held, of the errors before it as well: it is kept for its receivers."""
+    errors: list[BaseException | None] = [error]
+    seen = set[int]()
+    while errors:
+        one = errors.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        errors += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            errors += one.exceptions
 
 
 def _meaning(attempt: Attempt, error: BaseException) -> Settled:

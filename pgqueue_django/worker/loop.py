@@ -70,6 +70,7 @@ _JOIN_SECONDS = 1.0  # for the other threads to end
 _TASKS = 500  # names of tasks in a worker's row
 _LOOKED_SECONDS = 30.0  # beyond the poll interval; longer without an answer and it is not ready
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
+_LAMENT_SECONDS = 30.0  # from one warning about slow receivers to the next
 
 
 # What an attempt runs whose task cannot be imported here: nothing; it is given back.
@@ -200,6 +201,8 @@ class Loop:
         self._gave_up = False
         self._worn_out = False  # a handler that nothing stops has one of its places
         self._next_look = 0.0
+        self._hear_until: float | None = None  # all is done, but for receivers of task_finished
+        self._next_lament = 0.0  # over slow ones
         self._exit_code = CLEAN
 
         self._heartbeat = Heartbeat(
@@ -441,6 +444,7 @@ class Loop:
         return (
             f"worker {self.worker_id}: {what}, {len(self.held)} jobs held, {self._slots.waiting} of them wait for one "
             f"of {self.options.concurrency} slots, {len(self._outcomes)} outcomes to write, "
+            f"{self._announcer.waiting} to tell receivers of, "
             f"database {'away' if self._trouble.failing else 'there'}, ended: {done}"
         )
 
@@ -453,7 +457,7 @@ class Loop:
             moments.append(max(self._not_before, self._down_until))
         if self._in_doubt is not None:
             moments.append(max(now + _LOOK_SECONDS, self._down_until))
-        if self._announcer.waiting:
+        if self._announcer.is_behind or self._hear_until is not None:
             moments.append(now + _BUSY_SECONDS)
         if self._may_claim() and self._room() > 0:
             moments.append(max(self._supply.next_claim_at, self._down_until))
@@ -478,6 +482,7 @@ class Loop:
                     self._slots.interrupt(attempt, JobTimeout)
             self._look_at_heartbeats()
             self._slots.look_at_event_loop()
+            self._look_at_receivers(now)
             self._look_at_limits(now)
         oldest = self._slots.oldest_wait()
         if oldest is not None and now - oldest >= _UNBEGUN_SECONDS:
@@ -500,6 +505,15 @@ class Loop:
             # It may have been this process or its machine that stood still.
             self._heartbeat.nudge()
             self._give_back_unbegun()
+
+    def _look_at_receivers(self, now: float) -> None:
+        if self._announcer.is_behind and now >= self._next_lament:
+            self._next_lament = now + _LAMENT_SECONDS
+            logger.warning(
+                "%d outcomes wait for receivers of task_finished: nothing is claimed until they have caught up",
+                self._announcer.waiting,
+                extra=logs.event("worker.trouble"),
+            )
 
     def _look_at_limits(self, now: float) -> None:
         options = self.options
@@ -876,7 +890,13 @@ class Loop:
         Here in one query, not by each handler, whose connection may have to be opened for it.
         """
         ids = [job.id for job, task in zip(claimed, tasks, strict=True) if task is not None and task.origin is not None]
-        return Job.objects.using(self._using).in_bulk(ids) if ids else {}
+        try:
+            return Job.objects.using(self._using).in_bulk(ids) if ids else {}
+        except Exception as error:
+            if is_broken(error):
+                raise
+            # What somebody wrote into one of them cannot be read: each handler reads its own, and that one fails alone.
+            return {}
 
     def _resolve(self, path: str) -> Task[Any, Any] | None:
         """None in a rolling deploy: some other worker knows the task, or soon will."""
@@ -896,16 +916,31 @@ class Loop:
     def _is_done(self) -> bool:
         if self._gave_up:
             return True
-        if self.held or self._outcomes or self._releases or self._samples or self._announcer.waiting:
+        if self.held or self._outcomes or self._releases or self._samples:
             # Whatever happens to the database: after a second signal, and a moment after the time to finish.
             return self._stop_at is not None and time.monotonic() > self._stop_at + (
                 1.0 if len(self._signals) < 2 else 0.5
             )
+        if self._is_over():
+            return self._have_receivers_heard()
+        self._hear_until = None
+        return False
+
+    def _is_over(self) -> bool:
         if self._is_ending:
             return True
         if self._left is not None and self._left <= 0:
             return True
         return self.options.drain and self._supply.dry and not self._is_anything_due()
+
+    def _have_receivers_heard(self) -> bool:
+        """Of every outcome; or they have had as long for it as handlers have at a stop, since nothing ends them."""
+        if not self._announcer.waiting:
+            return True
+        now = time.monotonic()
+        if self._hear_until is None:
+            self._hear_until = now + self.options.shutdown_timeout
+        return now > (self._hear_until if self._stop_at is None else self._stop_at)
 
     def _is_anything_due(self) -> bool:
         """Whether a job that this worker takes could run now: ready, or due and about to be promoted."""

@@ -18,13 +18,14 @@ from asgiref.sync import async_to_sync
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 from django.utils.module_loading import import_string
 from verbs import rows
 
 from pgqueue_django import Backoff, InvalidOption, InvalidPayload, TaskNotFound, job_options, task_by_name, transitions
+from pgqueue_django.exceptions import LeaseLost
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Failure, Kind
 from pgqueue_django.states import State
@@ -142,6 +143,18 @@ def test_a_moment_without_a_time_zone_is_one_of_the_projects_where_use_tz_is_off
         assert cursor.fetchone() == (True,)
 
 
+def test_moments_of_attempts_have_no_time_zone_where_use_tz_is_off(settings: Any) -> None:
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Europe/Warsaw"
+    connection.ensure_timezone()
+    job = rows.make_job(State.RETRYING, task=GIVE, due=True)
+    transitions.promote(rows.DB)
+    began = one_of(job).last_attempted_at
+    transitions.release(rows.DB, [rows.claim_one(job.pk).pair])
+    assert one_of(job).last_attempted_at == one_of(job).started_at == began
+    assert timezone.is_naive(began)
+
+
 @pytest.mark.parametrize(
     ("value", "error"),
     [
@@ -150,6 +163,7 @@ def test_a_moment_without_a_time_zone_is_one_of_the_projects_where_use_tz_is_off
         ("a\0b", InvalidPayload),
         ("\ud800", InvalidPayload),
         ("x" * 300_000, InvalidPayload),
+        ({1: "a", "1": "b"}, InvalidPayload),
         (datetime(2026, 1, 1), TypeError),
         (object(), TypeError),
         ({1, 2}, TypeError),
@@ -183,7 +197,9 @@ def test_the_context_is_no_argument_of_the_caller() -> None:
 
 def test_a_key_gives_both_callers_the_same_result() -> None:
     keyed = handlers.give.using(idempotency_key="once", max_attempts=9)
-    first, second = keyed.enqueue(1), keyed.enqueue(2)
+    first = keyed.enqueue(1)
+    with statements(2):
+        second = keyed.enqueue(2)
     assert first == second
     assert second.args == [1]
     assert (first.task.idempotency_key, first.task.max_attempts) == ("once", 9)
@@ -310,6 +326,15 @@ def test_disowned_and_reaped_attempts_count_and_refunded_ones_do_not() -> None:
     transitions.disown(rows.DB, "c", by="w")
     result = one_of(job)
     assert (result.worker_ids, result.status, len(result.errors)) == (["a", "b"], "READY", 2)
+
+
+def test_an_attempt_that_is_given_back_hides_none_before_it() -> None:
+    job = rows.make_job(State.SUCCEEDED, task=GIVE, worker_id="a")
+    transitions.requeue(rows.DB, [job.pk])
+    transitions.release(rows.DB, [rows.claim_one(job.pk, worker_id="b").pair])
+    result = one_of(job)
+    assert result.attempts == 1
+    assert result.last_attempted_at == result.started_at == job.started_at
 
 
 def test_a_row_remembers_a_thousand_workers_and_no_more() -> None:
@@ -610,6 +635,57 @@ def heard() -> Iterator[Callable[..., list[Any]]]:
     yield connect
     for signal, receiver in connected:
         signal.disconnect(receiver)
+
+
+@pytest.mark.parametrize("others", ["cancelled", "claimed"])
+def test_nobody_is_told_of_an_attempt_that_is_somebody_elses(heard: Any, others: str) -> None:
+    told = heard(compat.task_started), heard(compat.task_finished)
+    job = rows.make_job(State.QUEUED, task=GIVE)
+    mine = rows.claim_one(job.pk, worker_id="a")
+    if others == "cancelled":
+        transitions.cancel(rows.DB, [job.pk])
+    else:
+        transitions.release(rows.DB, [mine.pair])
+        rows.settle(rows.claim_one(job.pk, worker_id="b"), rows.ending(State.SUCCEEDED))
+        transitions.requeue(rows.DB, [job.pk])
+        theirs = rows.claim_one(job.pk, worker_id="c")
+    with pytest.raises(LeaseLost):
+        results.started(results.read(rows.DB, [job.pk])[job.pk], rows.DB, mine, handlers.give)
+    if others == "claimed":
+        rows.settle(theirs, rows.ending(State.SUCCEEDED))
+    row = results.read(rows.DB, [job.pk])[job.pk]
+    results.finished(row, mine, rows.ending(State.SUCCEEDED), handlers.give, rows.DB, ValueError())
+    assert told == ([], [])
+
+
+def test_nobody_is_told_of_an_outcome_that_was_taken_back(heard: Any) -> None:
+    told = heard(compat.task_finished)
+    job = rows.make_job(State.QUEUED, task=GIVE)
+    held = rows.claim_one(job.pk)
+    rows.settle(held, rows.ending(State.SUCCEEDED))
+    row = results.read(rows.DB, [job.pk])[job.pk]
+    transitions.requeue(rows.DB, [job.pk])
+    requeued = results.read(rows.DB, [job.pk])[job.pk]
+    results.finished(requeued, held, rows.ending(State.SUCCEEDED), handlers.give, rows.DB, ValueError())
+    assert told == []
+    results.finished(row, held, rows.ending(State.SUCCEEDED), handlers.give, rows.DB, ValueError())
+    assert len(told) == 1
+
+
+def test_a_job_is_shown_by_the_backend_of_its_database(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections.settings, "other", connections.settings["default"])
+    settings.TASKS = {
+        "default": {"BACKEND": OURS, "QUEUES": []},
+        "missing": {"BACKEND": "does.not.exist"},
+        "wrong": {"BACKEND": OURS, "OPTIONS": {"database": "nowhere"}},
+        "dummy": {"BACKEND": DUMMY},
+        "shard": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": {"database": "other"}},
+        "same": {"BACKEND": OURS, "QUEUES": [], "OPTIONS": {"database": "other"}},
+    }
+    assert results.backend_of(handlers.give, "default") == ("default", PgQueueBackend)
+    assert results.backend_of(handlers.give, "other") == ("shard", PgQueueBackend)
+    assert results.backend_of(handlers.give.using(backend="same"), "other") == ("same", PgQueueBackend)
+    assert results.backend_of(handlers.give, "elsewhere") == ("default", PgQueueBackend)
 
 
 def test_task_enqueued_comes_from_the_backends_class_and_may_raise(heard: Any) -> None:

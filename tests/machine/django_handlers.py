@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import sys
 from typing import Any
@@ -43,6 +44,27 @@ def give_slowly(value: Any) -> Any:
 @job_options(max_attempts=2, backoff=SOON)
 def fail(message: str) -> None:
     raise ValueError(message)
+
+
+@task
+@job_options(max_attempts=1)
+def fail_of_another() -> None:
+    def fall(variable: str) -> None:
+        raise ValueError(variable)
+
+    def fall_again(variable: str) -> None:
+        try:
+            fall(variable)
+        except ValueError:
+            raise LookupError(variable)  # noqa: B904
+
+    errors = []
+    for one in (fall, fall_again):
+        try:
+            one("large")
+        except (ValueError, LookupError) as error:
+            errors.append(error)
+    raise ExceptionGroup("two", errors[:1]) from errors[1]
 
 
 @task
@@ -121,3 +143,14 @@ def overrun(gate: str) -> None:
 def wait(gate: str) -> str:
     handlers.wait_at(gate)
     return "done"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    word: str
+
+
+@task
+@job_options(max_attempts=1)
+def fail_frozen() -> None:
+    raise FrozenError("no")

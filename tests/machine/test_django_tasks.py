@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connection, transaction
 
 from pgqueue_django import enqueue_many, schedules, task_by_name, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
-from pgqueue_django.worker import announcer
+from pgqueue_django.worker import announcer, executor
 
 from .workers import REAL_DATABASE, Running, always, notes, our_threads, wait_for, wait_for_state
 
@@ -105,11 +108,8 @@ def test_a_failure_keeps_its_class_and_traceback(
     drain: Drain, task: Any, args: list[Any], path: str, words: str
 ) -> None:
     result = task.enqueue(*args)
-    running = drain()
-    wait_for_state(int(result.id), State.DEAD, State.FAILED, State.RETRYING)
-    running = drain()
+    wait_for(lambda: drain() and Job.objects.get().state in (State.DEAD, State.FAILED))
     result.refresh()
-    assert running.exit_code == 0
     assert result.status == "FAILED"
     assert (result.errors[-1].exception_class_path, words in result.errors[-1].traceback) == (path, True)
     assert len(result.errors) == len(result.worker_ids) == result.attempts
@@ -264,7 +264,7 @@ def test_a_receiver_that_hangs_is_left_behind_at_the_end(worker: Any, heard: Any
 
 
 def test_receivers_that_are_slower_than_handlers_slow_the_worker(
-    worker: Any, heard: Any, release: Any, monkeypatch: pytest.MonkeyPatch
+    worker: Any, heard: Any, release: Any, log: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(announcer, "_BEHIND", 5)
     told = heard(compat.task_finished, lambda result: release.wait(30))
@@ -272,6 +272,7 @@ def test_receivers_that_are_slower_than_handlers_slow_the_worker(
     enqueue_many(by_name.call(number) for number in range(3000))
     running = worker(concurrency=2)
     wait_for(lambda: running.loop._announcer.is_behind and not running.loop.held)
+    wait_for(lambda: log("nothing is claimed until they have caught up"))
     done = Job.objects.filter(state=State.SUCCEEDED).count()
     assert 5 <= done <= 2000  # one claim's worth more
     always(lambda: Job.objects.filter(state=State.QUEUED).count() == 3000 - done, 0.3)
@@ -315,6 +316,153 @@ def test_a_worker_without_such_tasks_has_no_thread_for_them(drain: Drain, monkey
     handlers.handlers.give.enqueue(1)
     drain()
     assert started == []
+
+
+# -- what must not spoil anything else -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "args = ('[' || repeat('1', 5000) || ']')::json",  # more digits than Python reads
+        "args = (repeat('[', 3000) || repeat(']', 3000))::json",
+        "progress = repeat('1', 5000)::jsonb",
+        "prune_after = 'infinity'",
+    ],
+)
+def test_a_row_that_cannot_be_read_fails_alone(worker: Any, heard: Any, assignment: str) -> None:
+    told = heard(compat.task_finished)
+    bad, *good = [handlers.give.enqueue(number) for number in range(4)]
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE pgqueue_job SET max_attempts = 1, {assignment} WHERE id = %s", [bad.id])
+    running = worker(concurrency=4)
+    ended = Job.objects.filter(pk=int(bad.id), state__in=[State.FAILED, State.DEAD])
+    wait_for(ended.exists)
+    for result in good:
+        wait_for_state(int(result.id), State.SUCCEEDED)
+    wait_for(lambda: not running.loop._announcer.waiting)
+    assert {one.id for _, one, _ in told} >= {one.id for one in good}
+    assert running.stop() == 0
+
+
+def test_a_statement_of_a_receiver_that_fails_is_not_in_the_transaction_of_the_attempt(
+    drain: Drain, heard: Any
+) -> None:
+    def divide(result: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    heard(compat.task_started, divide)
+    result = handlers.write_atomically.enqueue("kept")
+    drain()
+    result.refresh()
+    assert (result.status, notes()) == ("SUCCESSFUL", [(0, "kept")])
+
+
+def leave_open(result: Any) -> None:
+    transaction.atomic().__enter__()
+    handlers.handlers.note("in a transaction that is left open", int(result.id))
+
+
+@pytest.mark.parametrize("task", [handlers.give, handlers.give_async])
+def test_a_transaction_that_a_receiver_leaves_open_fails_no_attempt(
+    drain: Drain, heard: Any, log: Any, task: Any
+) -> None:
+    heard(compat.task_started, leave_open)
+    result = task.enqueue(1)
+    drain()
+    result.refresh()
+    assert (result.status, result.attempts, notes()) == ("SUCCESSFUL", 1, [])
+    assert log("a receiver of task_started left an atomic block")
+
+
+def test_a_transaction_that_a_receiver_leaves_open_takes_nothing_of_later_ones(
+    worker: Any, heard: Any, log: Any
+) -> None:
+    def act(result: Any) -> None:
+        if result.args == ["leave"]:
+            leave_open(result)
+        else:
+            handlers.handlers.note("kept")
+
+    heard(compat.task_finished, act)
+    running = worker()
+    for word in ("leave", "write"):
+        wait_for_state(int(handlers.give.enqueue(word).id), State.SUCCEEDED)
+        wait_for(lambda: not running.loop._announcer.waiting)
+    assert notes() == [(0, "kept")]
+    assert log("a receiver of task_finished left an atomic block")
+
+
+class Unspeakable(BaseException):
+    def __str__(self) -> str:
+        raise ValueError("not even a word of it")
+
+
+def test_an_error_of_a_receiver_that_cannot_be_read_does_not_end_the_telling(drain: Drain, heard: Any) -> None:
+    told = heard(compat.task_finished, raises(Unspeakable()))
+    for number in range(2):
+        handlers.give.enqueue(number)
+        drain()
+    assert len(told) == 2
+
+
+def test_an_error_that_refuses_to_be_assigned_to_is_told_of_as_any_other(
+    drain: Drain, heard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = heard(compat.task_finished)
+    handlers.fail_frozen.enqueue()
+    drain()
+    assert [type(error).__name__ for _, _, error in told] == ["FrozenError"]
+    assert "were not told" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_time": 0.3}, {"max_jobs": 1}, {"drain": True}], ids=lambda one: next(iter(one))
+)
+def test_a_receiver_that_hangs_does_not_keep_a_worker_that_is_done(
+    worker: Any, heard: Any, release: Any, options: Any
+) -> None:
+    told = heard(compat.task_finished, lambda result: release.wait(30))
+    handlers.give.enqueue(1)
+    running = worker(shutdown_timeout=0.3, **options)
+    wait_for(lambda: told)
+    assert running.join() == 0
+
+
+def test_nothing_of_an_attempt_is_kept_once_its_receivers_have_heard(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the collector of cycles: it would find them late, with all that their variables hold."""
+    made: list[weakref.ref[executor.Attempt]] = []
+    begin = executor.Attempt.begin
+    monkeypatch.setattr(executor.Attempt, "begin", lambda attempt: made.append(weakref.ref(attempt)) or begin(attempt))
+    for name in ("django.tasks", "django_tasks"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)  # records hold tracebacks
+    running = worker()
+    tasks = [handlers.give, handlers.give_async, handlers.give_up, handlers.fail, handlers.fail_async]
+    gc.disable()
+    try:
+        for task in tasks:
+            task.using(max_attempts=1).enqueue("boo")
+        wait_for(lambda: not Job.objects.filter(finished_at=None).exists())
+        wait_for(lambda: not [one() for one in made if one() is not None])
+    finally:
+        gc.enable()
+    assert len(made) == len(tasks)
+    assert running.stop() == 0
+
+
+def test_variables_of_the_errors_before_an_error_are_let_go_too(drain: Drain, heard: Any) -> None:
+    ended = heard(compat.task_finished)
+    handlers.fail_of_another.enqueue()
+    drain()
+    ((_, _, error),) = ended
+    for one in (error, error.__cause__, error.__cause__.__context__, error.exceptions[0]):
+        frame = one.__traceback__
+        while frame.tb_next is not None:
+            frame = frame.tb_next
+        assert frame.tb_frame.f_locals == {}
 
 
 # -- processes -------------------------------------------------------------------------------------------------
