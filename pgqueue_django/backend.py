@@ -22,10 +22,26 @@ _OPTIONS = {"database"}
 _MOST = 2**63 - 1  # the largest id
 
 
-class PgQueueBackend(compat.BaseTaskBackend):
-    """``OPTIONS = {"database": alias}``: where its jobs are; else where the router writes them."""
+class TakesOurOptions(compat.BaseTaskBackend):
+    """A backend whose ``@task`` takes our options and refuses what no job may have. Others can be made of it."""
 
     task_class = results.PgQueueTask
+
+    def validate_task(self, task: Any) -> None:
+        """Raises InvalidTask. ``run_after`` may be a timedelta: from the moment of the INSERT, by the database."""
+        is_length = isinstance(task.run_after, timedelta) and self.supports_defer
+        without: Any = _Without(task)
+        super().validate_task(without if is_length else task)
+        try:
+            results.check(task)
+            options.check_run_after(options.aware(task.run_after))
+        except InvalidOption as error:
+            raise compat.InvalidTask(str(error)) from error
+
+
+class PgQueueBackend(TakesOurOptions):
+    """``OPTIONS = {"database": alias}``: where its jobs are; else where the router writes them."""
+
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
@@ -37,18 +53,6 @@ class PgQueueBackend(compat.BaseTaskBackend):
         if problems := [str(problem.msg) for problem in self._problems() if problem.is_serious()]:
             raise ImproperlyConfigured(" ".join(problems))
         return results.database_of(self)
-
-    def validate_task(self, task: Any) -> None:
-        """Raises InvalidTask. ``run_after`` may be a timedelta: from the moment of the INSERT, by the database."""
-        if isinstance(task.run_after, timedelta):
-            super().validate_task(_Without(task))  # type: ignore[arg-type]
-        else:
-            super().validate_task(task)
-        try:
-            results.check(task)
-            options.check_run_after(options.aware(task.run_after))
-        except InvalidOption as error:
-            raise compat.InvalidTask(str(error)) from error
 
     def enqueue(self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> results.PgQueueTaskResult:
         """One INSERT, in the transaction that is open on its database.

@@ -183,7 +183,7 @@ def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
         try:
             if attempt.task.origin is not None:
                 # Before a transaction of the attempt begins, so that what receivers do there does not spoil it.
-                args = _guarded(attempt, _introduced, (attempt, args, using), {})
+                args = _guarded(attempt, _introduced_alone, (attempt, args, using), {})
             if attempt.task.atomic:
                 outcome = _call_atomically(attempt, args, kwargs, using)
             else:
@@ -228,7 +228,7 @@ async def run_async(attempt: Attempt, using: str) -> Outcome:
         )
         try:
             if attempt.task.origin is not None:
-                args = await sync_to_async(_introduced)(attempt, args, using)
+                args = await sync_to_async(_introduced_alone)(attempt, args, using)
             outcome = _succeeded(attempt, _unless_it_gave_way(attempt, await _handler(attempt)(*args, **kwargs)))
         except BaseException as error:
             outcome = ended_with(attempt, error)
@@ -279,9 +279,11 @@ def _run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | 
     except InvalidPayload as error:
         return Failed(_failure(Kind.PAYLOAD, error)), error
     try:
+        if attempt.task.origin is not None:
+            args = _guarded(attempt, _introduced, (attempt, args, using), {})
         if attempt.task.atomic:
             return _call_atomically(attempt, args, kwargs, using), None
-        return _succeeded(attempt, _guarded(attempt, args, kwargs, using)), None
+        return _succeeded(attempt, _guarded(attempt, _handler(attempt), args, kwargs)), None
     except (Exception, SystemExit, Interrupt, asyncio.CancelledError) as error:
         return ended_with(attempt, error), error
 
@@ -311,15 +313,21 @@ def _introduced(attempt: Attempt, args: list[Any], using: str) -> list[Any]:
     if row is None:
         row = results.read(using, [job.id]).get(job.id)
     result = results.started(row, using, job, attempt.task.origin)
-    if left := left_open():
-        logger.error(
-            "%s #%d: a receiver of task_started left %s open; its writes there are rolled back",
-            *(job.task, job.id, left),
-            extra=logs.event("job.warning", job),
-        )
     if not attempt.task.takes_context:
         return args
     return [results.PgQueueTaskContext(task_result=result, job=attempt.context()), *args]
+
+
+def _introduced_alone(attempt: Attempt, args: list[Any], using: str) -> list[Any]:
+    """The same on a thread whose connections are this attempt's alone."""
+    given = _introduced(attempt, args, using)
+    if left := left_open():
+        logger.error(
+            "%s #%d: a receiver of task_started left %s open; its writes there are rolled back",
+            *(attempt.job.task, attempt.job.id, left),
+            extra=logs.event("job.warning", attempt.job),
+        )
+    return given
 
 
 def _handler(attempt: Attempt) -> Any:

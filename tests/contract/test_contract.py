@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
+import django
 import pytest
 from asgiref.sync import sync_to_async
 from django.tasks import TaskResultStatus, default_task_backend, task_backends
+from django.tasks.backends.dummy import DummyBackend
 from django.tasks.backends.immediate import ImmediateBackend
 from django.tasks.exceptions import InvalidTask, TaskResultDoesNotExist
 from django.test import TestCase, TransactionTestCase, override_settings
-from tasks import tasks, test_tasks
+from tasks import tasks, test_dummy_backend, test_immediate_backend, test_tasks
 
 from pgqueue_django.backend import PgQueueBackend
 from pgqueue_django.models import Job
@@ -115,3 +118,33 @@ class TransactionTests(TransactionTestCase):
             assert result.enqueued_at is not None
             assert Job.objects.count() == 1
         assert Job.objects.count() == 1
+
+
+# The two backends of the test kit are Django's own in all that those have tests for.
+
+
+def _named(name: str, **params: Any) -> dict[str, Any]:
+    return {"default": {"BACKEND": f"pgqueue_django.testing.{name}", "QUEUES": [], **params}}
+
+
+@override_settings(TASKS=_named("ImmediateBackend"))
+class ImmediateTests(test_immediate_backend.ImmediateBackendTestCase):
+    pass
+
+
+@override_settings(TASKS=_named("DummyBackend"))
+class DummyTests(test_dummy_backend.DummyBackendTestCase):
+    if django.VERSION < (6, 0):
+
+        def test_validate_disallowed_async_task(self) -> None:
+            """The backport says it in other words."""
+            with mock.patch.multiple(default_task_backend, supports_async_task=False):
+                with pytest.raises(InvalidTask, match="does not support async"):
+                    default_task_backend.validate_task(tasks.noop_task_async)
+
+
+def test_the_kits_backends_are_those(settings: Any) -> None:
+    for name, theirs in (("ImmediateBackend", ImmediateBackend), ("DummyBackend", DummyBackend)):
+        settings.TASKS = _named(name)
+        assert isinstance(task_backends["default"], theirs)
+        assert type(task_backends["default"]).__module__ == "pgqueue_django.testing.backends"

@@ -24,7 +24,16 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 from verbs import rows
 
-from pgqueue_django import Backoff, InvalidOption, InvalidPayload, TaskNotFound, job_options, task_by_name, transitions
+from pgqueue_django import (
+    Backoff,
+    InvalidOption,
+    InvalidPayload,
+    TaskNotFound,
+    job_options,
+    options,
+    task_by_name,
+    transitions,
+)
 from pgqueue_django.exceptions import LeaseLost
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Failure, Kind
@@ -62,6 +71,11 @@ def backend(**params: Any) -> PgQueueBackend:
 
 def one_of(job: Job) -> Any:
     return backend().get_result(str(job.pk))
+
+
+@pytest.fixture(autouse=True)
+def no_task_of_these_tests_stays_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "declared", dict(options.declared))
 
 
 # -- enqueue ---------------------------------------------------------------------------------------------------
@@ -492,6 +506,34 @@ def test_the_decorator_takes_our_options_from_django_61_on() -> None:
         decorator(atomic=True, timeout=3)(handlers.give_async.func)
 
 
+@pytest.mark.parametrize("name", ["ImmediateBackend", "DummyBackend"])
+def test_the_kits_backends_take_our_options(name: str, settings: Any) -> None:
+    settings.TASKS = {"default": {"BACKEND": f"pgqueue_django.testing.{name}", "QUEUES": []}}
+    ours_too = compat.task_backends["default"].task_class(
+        func=handlers.give.func,
+        priority=0,
+        backend="default",
+        queue_name="default",
+        run_after=None,
+        takes_context=False,
+        max_attempts=3,
+        timeout=timedelta(seconds=9),
+        backoff=Backoff(cap=5),
+    )
+    with statements(0):
+        result = ours_too.using(idempotency_key="once", max_attempts=4).enqueue(1)
+    assert (result.task.max_attempts, result.task.timeout, result.task.idempotency_key) == (4, 9, "once")
+    assert result.status == ("SUCCESSFUL" if name == "ImmediateBackend" else "READY")
+    with pytest.raises(compat.InvalidTask, match="max_attempts"):
+        ours_too.using(max_attempts=0)
+    length = timedelta(minutes=5)
+    if name == "DummyBackend":
+        assert ours_too.using(run_after=length).enqueue(1).task.run_after == length
+    else:
+        with pytest.raises(compat.InvalidTask, match="run_after"):
+            ours_too.using(run_after=length)
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
@@ -585,7 +627,10 @@ print("early", early.charge.module_path, early.charge.func.pgqueue_options.max_a
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_modules_with_tasks_are_imported_before_django_is_ready(tmp_path: Path, installed: bool) -> None:
+@pytest.mark.parametrize(
+    "path", [OURS, "pgqueue_django.testing.DummyBackend", "pgqueue_django.testing.ImmediateBackend"]
+)
+def test_modules_with_tasks_are_imported_before_django_is_ready(tmp_path: Path, installed: bool, path: str) -> None:
     framework = "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"
     (tmp_path / "early.py").write_text(
         f"from {framework} import task\nfrom pgqueue_django import job_options\n"
@@ -594,14 +639,14 @@ def test_modules_with_tasks_are_imported_before_django_is_ready(tmp_path: Path, 
     apps = ', "pgqueue_django"' if installed else ""
     apps += ', "django_tasks"' if framework == "django_tasks" else ""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _EARLY.format(backend=OURS, apps=apps)],
+        [sys.executable, "-W", "ignore", "-c", _EARLY.format(backend=path, apps=apps)],
         env={"PYTHONPATH": f"{tmp_path}:{ROOT}", "PATH": ""},
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert "early early.charge 3" in done.stdout, done.stderr
-    assert ("pgqueue.E101" in done.stdout) == (not installed)
+    assert ("pgqueue.E101" in done.stdout) == (not installed and path == OURS)
 
 
 def test_without_the_framework_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -754,7 +754,7 @@ def test_two_workers_share_the_queues(nothing_is_left: None) -> None:
 
 @COMMITS
 def test_a_handler_that_does_not_let_it_end_fails_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pgqueue_django import testing
+    from pgqueue_django.testing import kit
 
     gate = tmp_path / "gate"
     ending = ExitStack()
@@ -762,7 +762,7 @@ def test_a_handler_that_does_not_let_it_end_fails_the_test(tmp_path: Path, monke
     tasks.wait_deaf_at.using(queue_name="deaf").enqueue(str(gate))
     rows.wait_for((tmp_path / "gate.began").exists)
     with monkeypatch.context() as patch:
-        patch.setattr(testing, "_END_SECONDS", 0.5)
+        patch.setattr(kit, "_END_SECONDS", 0.5)
         with pytest.raises(AssertionError, match=r"threads of the worker still run: .*pgqueue slot"):
             ending.close()
     # The tests after it have nothing to do with that thread.

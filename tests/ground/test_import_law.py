@@ -21,7 +21,7 @@ ORDER = (  # as lines of words: a list of strings reads worse
     worker worker.memory worker.probe worker.board worker.connections worker.guard worker.executor worker.slots
     worker.announcer worker.heartbeat worker.chores worker.listener worker.supply worker.loop worker.supervisor
     worker.process worker.progress worker.reload
-    metrics backend views dashboard urls admin testing pytest_plugin checks
+    metrics backend views dashboard urls admin testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.selection management.commands management.commands.*
     apps __init__
     """.strip()

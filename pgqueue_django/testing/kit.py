@@ -31,20 +31,20 @@ from django.dispatch import receiver
 from django.utils.module_loading import autodiscover_modules
 from psycopg import pq
 
-from . import payload, transitions
-from .exceptions import Retry, TaskNotFound
-from .models import Job
-from .outcomes import Failure, Kind, Settled, Succeeded
-from .queues import paused
-from .schedules import declare, fire
-from .states import FINISHED, State
-from .tasks import Task, resolve
-from .transitions import Claimed, Enqueued
-from .worker import executor
-from .worker.announcer import stand_in
-from .worker.connections import drop, fault
-from .worker.executor import Attempt, lease_clock
-from .worker.loop import Loop, Options
+from pgqueue_django import payload, transitions
+from pgqueue_django.exceptions import Retry, TaskNotFound
+from pgqueue_django.models import Job
+from pgqueue_django.outcomes import Failure, Kind, Settled, Succeeded
+from pgqueue_django.queues import paused
+from pgqueue_django.schedules import declare, fire
+from pgqueue_django.states import FINISHED, State
+from pgqueue_django.tasks import Task, resolve
+from pgqueue_django.transitions import Claimed, Enqueued
+from pgqueue_django.worker import executor
+from pgqueue_django.worker.announcer import stand_in
+from pgqueue_django.worker.connections import drop, fault
+from pgqueue_django.worker.executor import Attempt, lease_clock
+from pgqueue_django.worker.loop import Loop, Options
 
 MOST = 500
 """Attempts that one ``run_jobs`` makes if it is given no limit: a job that enqueues itself would go on for ever."""
@@ -198,7 +198,7 @@ def _attempt(using: str, held: Claimed) -> Ran:
         transitions.heartbeat(using, [held.pair], lease_seconds=_LEASE_SECONDS, progress={held.id: progress})
     ran = _settle(using, attempt, outcome, raised)
     if task.origin is not None and ran.state == outcome.state and ran.state in FINISHED:
-        from . import results  # which needs the framework
+        from pgqueue_django import results  # which needs the framework
 
         results.finished(_row(using, held), held, outcome, task.origin, using, raised or stand_in(outcome))
     return ran
