@@ -328,6 +328,15 @@ def test_disowned_and_reaped_attempts_count_and_refunded_ones_do_not() -> None:
     assert (result.worker_ids, result.status, len(result.errors)) == (["a", "b"], "READY", 2)
 
 
+def test_a_wait_that_nobody_asked_for_is_not_shown_as_run_after() -> None:
+    retrying = rows.make_job(State.RETRYING, task=GIVE)
+    parked = rows.make_job(State.QUEUED, task=GIVE)
+    transitions.release(rows.DB, [rows.claim_one(parked.pk).pair], unknown=[parked.pk])
+    assert Job.objects.get(pk=parked.pk).run_after > timezone.now()
+    for job in (retrying, parked):
+        assert one_of(job).task == handlers.give
+
+
 def test_an_attempt_that_is_given_back_hides_none_before_it() -> None:
     job = rows.make_job(State.SUCCEEDED, task=GIVE, worker_id="a")
     transitions.requeue(rows.DB, [job.pk])

@@ -297,6 +297,25 @@ def test_a_job_that_is_sent_back_before_receivers_heard_of_it_is_not_shown_as_fi
     assert running.stop() == 0
 
 
+def test_a_receiver_of_task_started_is_stopped_by_the_timeout_and_its_handler_does_not_begin(
+    drain: Drain, heard: Any, log: Any
+) -> None:
+    def spin(result: Any) -> None:
+        while True:
+            time.sleep(0.001)
+
+    heard(compat.task_started, spin)
+    result = handlers.note_in_time.enqueue()
+    drain()
+    result.refresh()
+    assert (result.status, result.errors[0].exception_class_path) == (
+        "FAILED",
+        "pgqueue_django.exceptions.JobTimeout",
+    )
+    assert notes() == []
+    assert not log("a receiver of task_started raised")
+
+
 def test_a_cancelled_job_has_no_handler_and_no_receivers(drain: Drain, heard: Any) -> None:
     told = heard(compat.task_started) + heard(compat.task_finished)
     result = handlers.give.enqueue(1)
