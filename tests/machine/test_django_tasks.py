@@ -464,12 +464,27 @@ def test_nothing_of_an_attempt_is_kept_once_its_receivers_have_heard(
     try:
         for task in tasks:
             task.using(max_attempts=1).enqueue("boo")
+        handlers.fail.enqueue("boo")  # twice
         wait_for(lambda: not Job.objects.filter(finished_at=None).exists())
         wait_for(lambda: not [one() for one in made if one() is not None])
     finally:
         gc.enable()
-    assert len(made) == len(tasks)
+    assert len(made) == len(tasks) + 2
     assert running.stop() == 0
+
+
+def test_the_row_of_an_attempt_is_let_go_before_its_handler_begins(
+    drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    begin = executor.Attempt.begin
+    monkeypatch.setattr(
+        executor.Attempt, "begin", lambda attempt: made.append((attempt, attempt.row)) or begin(attempt)
+    )
+    for task in (handlers.give, handlers.give_async):
+        task.enqueue(1)
+    drain()
+    assert [(row is None, attempt.row) for attempt, row in made] == [(False, None)] * 2
 
 
 def test_variables_of_the_errors_before_an_error_are_let_go_too(drain: Drain, heard: Any) -> None:
