@@ -207,6 +207,14 @@ def test_a_retry_has_not_finished(drain: Drain, heard: Any) -> None:
     assert (frame.tb_frame.f_code.co_name, frame.tb_frame.f_locals) == ("fail", {})
 
 
+def test_nobody_is_told_of_a_retry_that_waits(drain: Drain, heard: Any) -> None:
+    ended = heard(compat.task_finished)
+    result = handlers.write_atomically_and_fail.using(max_attempts=2).enqueue("x")
+    drain()
+    result.refresh()
+    assert (result.state, ended) == (State.RETRYING, [])
+
+
 def test_failures_reach_djangos_own_log_with_their_traceback(drain: Drain, caplog: Any) -> None:
     name = handlers.task.__module__.rpartition(".")[0]
     caplog.set_level(logging.INFO, logger=name)
@@ -411,6 +419,21 @@ def test_a_transaction_that_a_receiver_leaves_open_takes_nothing_of_later_ones(
         wait_for(lambda: not running.loop._announcer.waiting)
     assert notes() == [(0, "kept")]
     assert log("a receiver of task_finished left an atomic block")
+
+
+def test_what_a_receiver_sets_in_its_session_does_not_reach_the_next_one(worker: Any, heard: Any) -> None:
+    def act(result: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('lock_timeout')")
+            handlers.handlers.note(cursor.fetchone()[0])
+            cursor.execute("SET lock_timeout = '123s'")
+
+    heard(compat.task_finished, act)
+    handlers.give.enqueue(1)
+    handlers.give.enqueue(2)
+    running = worker()
+    wait_for(lambda: not running.loop._announcer.waiting and len(notes()) == 2)
+    assert [event for _, event in notes()] == ["0"] * 2
 
 
 class Unspeakable(BaseException):
