@@ -38,12 +38,13 @@ from pgqueue_django.exceptions import LeaseLost
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Failure, Kind
 from pgqueue_django.states import State
+from pgqueue_django.tasks import declared_tasks
 
 pytestmark = pytest.mark.django_db
 
 compat = pytest.importorskip("pgqueue_django.compat", exc_type=ImproperlyConfigured, reason="no django.tasks here")
 
-from pgqueue_django import results  # noqa: E402
+from pgqueue_django import options, results  # noqa: E402
 from pgqueue_django.backend import PgQueueBackend  # noqa: E402
 from tests.machine import django_handlers as handlers  # noqa: E402
 from tests.machine import handlers as ours  # noqa: E402
@@ -342,6 +343,15 @@ def test_disowned_and_reaped_attempts_count_and_refunded_ones_do_not() -> None:
     assert (result.worker_ids, result.status, len(result.errors)) == (["a", "b"], "READY", 2)
 
 
+def test_a_wait_that_nobody_asked_for_is_not_shown_as_run_after() -> None:
+    retrying = rows.make_job(State.RETRYING, task=GIVE)
+    parked = rows.make_job(State.QUEUED, task=GIVE)
+    transitions.release(rows.DB, [rows.claim_one(parked.pk).pair], unknown=[parked.pk])
+    assert Job.objects.get(pk=parked.pk).run_after > timezone.now()
+    for job in (retrying, parked):
+        assert one_of(job).task == handlers.give
+
+
 def test_an_attempt_that_is_given_back_hides_none_before_it() -> None:
     job = rows.make_job(State.SUCCEEDED, task=GIVE, worker_id="a")
     transitions.requeue(rows.DB, [job.pk])
@@ -397,6 +407,28 @@ def test_no_such_id_is_no_such_result(id: Any) -> None:
         handlers.give.get_result(id)
     with pytest.raises(compat.TaskResultDoesNotExist):
         async_to_sync(backend().aget_result)(id)
+
+
+def test_an_id_is_written_in_one_way_only() -> None:
+    id = str(rows.make_job(State.QUEUED, task=GIVE).pk)
+    assert backend().get_result(id).id == id
+    with statements(0), pytest.raises(compat.TaskResultDoesNotExist):
+        backend().get_result(f"0{id}")
+
+
+def test_a_result_is_of_the_backend_that_was_asked(settings: Any) -> None:
+    settings.TASKS = {alias: {"BACKEND": OURS, "QUEUES": []} for alias in ("default", "queue")}
+    queue = compat.task_backends["queue"]
+    enqueued = queue.enqueue(handlers.give, [1], {})
+    assert (enqueued.backend, enqueued.task.backend) == ("queue", "queue")
+    assert queue.get_result(enqueued.id) == enqueued
+
+
+def test_tasks_are_known_as_soon_as_their_module_is_imported() -> None:
+    path = handlers.give_slowly.module_path
+    handlers.give_slowly.using(queue_name="elsewhere")
+    assert path in declared_tasks()
+    assert options.declared[path] == "slow"
 
 
 def test_the_largest_id_is_looked_up() -> None:

@@ -139,6 +139,12 @@ def overrun(gate: str) -> None:
 
 
 @task
+@job_options(timeout=0.3, max_attempts=1)
+def note_in_time() -> None:
+    handlers.note("in time")
+
+
+@task
 @job_options(timeout=20)
 def wait(gate: str) -> str:
     handlers.wait_at(gate)

@@ -207,6 +207,14 @@ def test_a_retry_has_not_finished(drain: Drain, heard: Any) -> None:
     assert (frame.tb_frame.f_code.co_name, frame.tb_frame.f_locals) == ("fail", {})
 
 
+def test_nobody_is_told_of_a_retry_that_waits(drain: Drain, heard: Any) -> None:
+    ended = heard(compat.task_finished)
+    result = handlers.write_atomically_and_fail.using(max_attempts=2).enqueue("x")
+    drain()
+    result.refresh()
+    assert (result.state, ended) == (State.RETRYING, [])
+
+
 def test_failures_reach_djangos_own_log_with_their_traceback(drain: Drain, caplog: Any) -> None:
     name = handlers.task.__module__.rpartition(".")[0]
     caplog.set_level(logging.INFO, logger=name)
@@ -295,6 +303,25 @@ def test_a_job_that_is_sent_back_before_receivers_heard_of_it_is_not_shown_as_fi
     wait_for(lambda: not running.loop._announcer.waiting)
     assert [result.id for _, result, _ in told] == [first.id]
     assert running.stop() == 0
+
+
+def test_a_receiver_of_task_started_is_stopped_by_the_timeout_and_its_handler_does_not_begin(
+    drain: Drain, heard: Any, log: Any
+) -> None:
+    def spin(result: Any) -> None:
+        while True:
+            time.sleep(0.001)
+
+    heard(compat.task_started, spin)
+    result = handlers.note_in_time.enqueue()
+    drain()
+    result.refresh()
+    assert (result.status, result.errors[0].exception_class_path) == (
+        "FAILED",
+        "pgqueue_django.exceptions.JobTimeout",
+    )
+    assert notes() == []
+    assert not log("a receiver of task_started raised")
 
 
 def test_a_cancelled_job_has_no_handler_and_no_receivers(drain: Drain, heard: Any) -> None:
@@ -394,6 +421,21 @@ def test_a_transaction_that_a_receiver_leaves_open_takes_nothing_of_later_ones(
     assert log("a receiver of task_finished left an atomic block")
 
 
+def test_what_a_receiver_sets_in_its_session_does_not_reach_the_next_one(worker: Any, heard: Any) -> None:
+    def act(result: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT current_setting('lock_timeout')")
+            handlers.handlers.note(cursor.fetchone()[0])
+            cursor.execute("SET lock_timeout = '123s'")
+
+    heard(compat.task_finished, act)
+    handlers.give.enqueue(1)
+    handlers.give.enqueue(2)
+    running = worker()
+    wait_for(lambda: not running.loop._announcer.waiting and len(notes()) == 2)
+    assert [event for _, event in notes()] == ["0"] * 2
+
+
 class Unspeakable(BaseException):
     def __str__(self) -> str:
         raise ValueError("not even a word of it")
@@ -445,12 +487,27 @@ def test_nothing_of_an_attempt_is_kept_once_its_receivers_have_heard(
     try:
         for task in tasks:
             task.using(max_attempts=1).enqueue("boo")
+        handlers.fail.enqueue("boo")  # twice
         wait_for(lambda: not Job.objects.filter(finished_at=None).exists())
         wait_for(lambda: not [one() for one in made if one() is not None])
     finally:
         gc.enable()
-    assert len(made) == len(tasks)
+    assert len(made) == len(tasks) + 2
     assert running.stop() == 0
+
+
+def test_the_row_of_an_attempt_is_let_go_before_its_handler_begins(
+    drain: Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    begin = executor.Attempt.begin
+    monkeypatch.setattr(
+        executor.Attempt, "begin", lambda attempt: made.append((attempt, attempt.row)) or begin(attempt)
+    )
+    for task in (handlers.give, handlers.give_async):
+        task.enqueue(1)
+    drain()
+    assert [(row is None, attempt.row) for attempt, row in made] == [(False, None)] * 2
 
 
 def test_variables_of_the_errors_before_an_error_are_let_go_too(drain: Drain, heard: Any) -> None:
