@@ -5,8 +5,7 @@ Without both, importing this raises ImproperlyConfigured; whoever uses our own `
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import django
 from django.core.exceptions import ImproperlyConfigured
@@ -38,13 +37,6 @@ else:
     except ImportError:  # its name until 0.12
         from django_tasks.exceptions import InvalidTaskError as InvalidTask
 
-
-def is_task(value: object) -> bool:
-    """Whether this is a task of Django's, or of the backport where both are installed."""
-    backport: Any = sys.modules.get("django_tasks.base")
-    return isinstance(value, Task) or (backport is not None and isinstance(value, backport.Task))
-
-
 __all__ = [
     "BaseTaskBackend",
     "InvalidTask",
@@ -56,7 +48,6 @@ __all__ = [
     "TaskResultStatus",
     "dummy",
     "immediate",
-    "is_task",
     "normalize_json",
     "task_backends",
     "task_enqueued",
