@@ -44,7 +44,7 @@ pytestmark = pytest.mark.django_db
 
 compat = pytest.importorskip("pgqueue_django.compat", exc_type=ImproperlyConfigured, reason="no django.tasks here")
 
-from pgqueue_django import options, results  # noqa: E402
+from pgqueue_django import results  # noqa: E402
 from pgqueue_django.backend import PgQueueBackend  # noqa: E402
 from tests.machine import django_handlers as handlers  # noqa: E402
 from tests.machine import handlers as ours  # noqa: E402
