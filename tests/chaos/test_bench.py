@@ -47,6 +47,7 @@ def bench(tmp_path: Path) -> Callable[..., tuple[int, Runs]]:
     return run
 
 
+@pytest.mark.timeout(400)  # workers are started again and again, on whatever machine this is
 def test_killed_workers_lose_nothing_and_the_ledger_explains_every_duplicate(
     bench: Callable[..., tuple[int, Runs]],
 ) -> None:

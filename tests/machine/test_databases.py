@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from verbs import rows
 
-from pgqueue_django import enqueue_many, snapshot, views
+from pgqueue_django import enqueue_many, options, snapshot, views
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from tests.machine import handlers
 
@@ -35,6 +35,13 @@ OURS = ("apart", "shard", "bare")
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "replica", *OURS])
 StartWorker = Callable[..., Running]
 ADMIN = "/admin/pgqueue_django/"
+
+
+@pytest.fixture(autouse=True)
+def only_tasks_that_can_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks would find those that other tests have made wrong on purpose."""
+    found = {path: queue for path, queue in options.declared.items() if path.startswith("tests.machine.handlers.")}
+    monkeypatch.setattr(options, "declared", found)
 
 
 class ReadsElsewhere:
