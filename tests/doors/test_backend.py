@@ -38,7 +38,7 @@ from pgqueue_django.exceptions import LeaseLost
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Failure, Kind
 from pgqueue_django.states import State
-from pgqueue_django.tasks import declared_tasks
+from pgqueue_django.tasks import declared_tasks, of_django
 
 pytestmark = pytest.mark.django_db
 
@@ -202,6 +202,24 @@ def test_keys_become_texts_as_they_come_back() -> None:
 def test_a_call_that_the_function_does_not_take_is_refused(args: Any, kwargs: Any) -> None:
     with statements(0), pytest.raises(TypeError, match="give_number"):
         handlers.give_number.enqueue(*args, **kwargs)
+
+
+@dataclasses.dataclass
+class Amount:
+    cents: int
+
+
+def take(amount: Amount) -> None: ...
+
+
+def test_arguments_are_plain_json_whatever_the_annotations_say() -> None:
+    """As under any other backend: the handler gets what JSON has."""
+    task = compat.task_backends["default"].task_class(
+        func=take, priority=0, backend="default", queue_name="default", run_after=None, takes_context=False
+    )
+    ours_of_it = of_django(task)
+    assert ours_of_it.signature is not None
+    assert ours_of_it.signature.decode('[{"cents": 5}]', "{}") == ([{"cents": 5}], {})
 
 
 def test_the_context_is_no_argument_of_the_caller() -> None:
@@ -532,6 +550,7 @@ def test_the_decorator_takes_our_options_from_django_61_on() -> None:
     enqueued = made.enqueue(1)
     row = Job.objects.get(pk=int(enqueued.id))
     assert (row.max_attempts, row.backoff["cap"], made.timeout) == (7, 5, 9)
+    assert (of_django(made).timeout, of_django(made).max_attempts) == (9, 7)
     with pytest.raises(compat.InvalidTask, match="max_attempts"):
         decorator(max_attempts=0)(handlers.give.func)
     with pytest.raises(compat.InvalidTask, match="async"):
@@ -679,6 +698,29 @@ def test_modules_with_tasks_are_imported_before_django_is_ready(tmp_path: Path, 
     )
     assert "early early.charge 3" in done.stdout, done.stderr
     assert ("pgqueue.E101" in done.stdout) == (not installed and path == OURS)
+
+
+@pytest.mark.skipif(django.VERSION < (6, 0), reason="the backport is an app, which does that itself")
+def test_the_backends_are_checked_where_nobody_has_imported_djangos_tasks() -> None:
+    code = """
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["pgqueue_django"], TASKS={"default": {"BACKEND": "%s", "OPTIONS": {"databse": "x"}}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}},
+)
+django.setup()
+from django.core.management import call_command
+call_command("check")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code % OURS],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "pgqueue.E102" in done.stderr
 
 
 def test_without_the_framework_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
