@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -34,6 +36,18 @@ _SCHEDULES = 100
 _OLDEST_PSYCOPG = (3, 2, 4)
 _DEFAULT_POOL = 4  # psycopg's own
 
+_imports_tasks = ContextVar("imports_tasks", default=True)
+
+
+@contextmanager
+def without_tasks() -> Iterator[None]:
+    """No modules with tasks are imported, nor judged: for a process that is not to have them."""
+    token = _imports_tasks.set(False)
+    try:
+        yield
+    finally:
+        _imports_tasks.reset(token)
+
 
 def _error(number: str, problem: str, remedy: str) -> Error:
     return Error(problem, remedy, id=f"pgqueue.{number}")
@@ -51,7 +65,7 @@ def check_project(**_: Any) -> list[CheckMessage]:
         return found
     if found := list(settings()):
         return found
-    return [*tasks(), *atomicity(using), *isolation(using), *pools()]
+    return [*(tasks() if _imports_tasks.get() else ()), *atomicity(using), *isolation(using), *pools()]
 
 
 @register(TAG, Tags.database)

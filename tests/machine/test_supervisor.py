@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -408,6 +409,20 @@ def test_a_process_that_hangs_as_it_starts_is_killed_when_its_time_to_start_is_o
         for _ in range(3):
             parent.stop(signal.SIGTERM)
         running.join(10)
+
+
+def test_a_supervisor_imports_no_tasks(process: Callable[..., Process], tmp_path: Path) -> None:
+    """What hangs as it is imported, or takes memory, is in processes that can be replaced; they check it, too."""
+    imported = tmp_path / "imported"
+    imported.mkdir()
+    parent = process(
+        *("--processes", "2"),
+        settings={"APPS": ["tests.machine.imported"]},
+        environment={"IMPORTED": str(imported)},
+    )
+    pids = wait_for(lambda: len(found := {int(path.name) for path in imported.iterdir()}) == 2 and found, 30)
+    assert parent.pid not in pids
+    assert parent.stop() == 0
 
 
 @pytest.mark.parametrize("fails_first", [False, True])

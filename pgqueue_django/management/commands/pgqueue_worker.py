@@ -16,7 +16,7 @@ from django.core.management.base import CommandError
 from django.db import connections, router
 from django.utils.module_loading import autodiscover_modules
 
-from pgqueue_django import conf, logs
+from pgqueue_django import checks, conf, logs
 from pgqueue_django.management import arguments
 from pgqueue_django.management.arguments import did_you_mean, seconds, whole
 from pgqueue_django.models import Job
@@ -108,6 +108,13 @@ class Command(arguments.SuggestingCommand):
         )
         add("--database", help="alias of the jobs' database (the router's for the Job model)")
         add("--name", default="", help="shown to people (host:pid)")
+
+    def execute(self, *args: Any, **given: Any) -> str | None:
+        if supervisor.CHILD in os.environ or not (given["processes"] or self._reloads(given)):
+            return super().execute(*args, **given)
+        # Its processes check their tasks. A supervisor has none: what an import takes, or hangs at, is not in it.
+        with checks.without_tasks():
+            return super().execute(*args, **given)
 
     def handle(self, **given: Any) -> None:
         using = given["database"] or router.db_for_write(Job)

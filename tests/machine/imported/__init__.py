@@ -1,0 +1,1 @@
+"""An app whose module of tasks tells which processes import it."""
