@@ -113,7 +113,11 @@ class PgQueueBackend(TakesOurOptions):
             try:
                 options.check_queue_name(name)
             except InvalidOption as error:
-                yield checks.Error(f'{where}["QUEUES"]: {error}', id="pgqueue.E104")
+                yield checks.Error(
+                    f'{where}["QUEUES"]: {error}',
+                    hint="Give the queue another name; [] allows every name that a queue may have.",
+                    id="pgqueue.E104",
+                )
 
 
 class _Without:

@@ -641,7 +641,7 @@ def test_wrong_options_are_found_by_check_and_refused_by_enqueue(
     params: Any, id: str, words: str, settings: Any
 ) -> None:
     (problem,) = backend(**params).check()
-    assert (problem.id, words in problem.msg) == (id, True)
+    assert (problem.id, words in problem.msg, bool(problem.hint)) == (id, True, True)
     assert backend().check() == []
     settings.TASKS = {"default": {"BACKEND": OURS, "QUEUES": [], **params}}
     with pytest.raises(SystemCheckError, match=id):
