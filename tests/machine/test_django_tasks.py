@@ -21,7 +21,7 @@ from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.worker import announcer, executor
 
-from .workers import REAL_DATABASE, Running, always, notes, our_threads, wait_for, wait_for_state
+from .workers import GRACE, REAL_DATABASE, Running, always, notes, our_threads, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 
@@ -269,6 +269,16 @@ def test_a_receiver_that_hangs_is_left_behind_at_the_end(worker: Any, heard: Any
     assert log("their receivers of task_finished were not told")
     release.set()
     wait_for(lambda: not our_threads())
+
+
+def test_a_second_signal_does_not_wait_for_a_receiver_that_hangs(worker: Any, heard: Any, release: Any) -> None:
+    told = heard(compat.task_finished, lambda result: release.wait(60))
+    handlers.give.enqueue(1)
+    running = worker(shutdown_timeout=30)
+    wait_for(lambda: told)
+    running.loop.stop(signal.SIGTERM)
+    running.loop.stop(signal.SIGINT)
+    assert running.join(1 + GRACE) == 130
 
 
 def test_receivers_that_are_slower_than_handlers_slow_the_worker(
