@@ -729,12 +729,21 @@ class QueueAdmin(_WhereJobsAre, _QueueAdmin):
             until=obj.resume_at,
         )
 
-    @admin.action(description=pgettext_lazy("queue", "Resume"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Resume"), permissions=["pause"])
     def resume_queues(self, request: HttpRequest, chosen: QuerySet[Queue]) -> None:
         for queue in chosen:
             if queues.resume(router.db_for_write(Queue), queue.name):
                 self.log_change(request, queue, gettext("Resumed."))
                 self.message_user(request, gettext("%(queue)s goes on.") % {"queue": queue.name})
+
+    def has_pause_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("pgqueue_django.pause_queue")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return self.has_pause_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return self.has_pause_permission(request)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False

@@ -190,6 +190,10 @@ class Job(models.Model):
         db_comment="A short text for people, made at enqueue",
     )
 
+    trace = models.JSONField(
+        pgettext_lazy("queue", "trace"), null=True, db_comment="Trace context of who enqueued it, as W3C headers"
+    )
+
     objects: ClassVar[models.Manager[Job]] = JobQuerySet.as_manager()
 
     class Meta:
@@ -199,8 +203,10 @@ class Job(models.Model):
         default_permissions = ("view", "delete")
         permissions = [
             ("view_job_payload", "Can view the arguments, result and errors of jobs"),
+            ("enqueue_job", "Can enqueue jobs over HTTP"),
             ("requeue_job", "Can send finished jobs back to their queue"),
             ("cancel_job", "Can cancel jobs"),
+            ("pause_queue", "Can pause and resume queues"),
             ("view_dashboard", "Can view the dashboard and the metrics of the queue"),
         ]
         # Few, and each over the rows of some states only: a job that moves on leaves the index, so that none
@@ -374,10 +380,29 @@ class Queue(models.Model):
         db_table = "pgqueue_queue"
         verbose_name = pgettext_lazy("queue", "queue")
         verbose_name_plural = pgettext_lazy("queue", "queues")
-        default_permissions = ("add", "view", "change")
+        default_permissions = ("view",)  # to pause one is a right of its own: pause_queue
 
     def __str__(self) -> str:
         return self.name
+
+
+class Count(models.Model):
+    """How many jobs of one queue were in one state when all of them were last counted, of states with very many."""
+
+    queue_name = models.CharField(max_length=63, db_comment="Queue of the jobs")
+    state = models.CharField(max_length=9, db_comment="Their state")
+    jobs = models.BigIntegerField(db_comment="How many there were")
+    counted_at = models.DateTimeField(db_comment="When they were counted")
+
+    objects: ClassVar[models.Manager[Count]] = PrimaryQuerySet.as_manager()
+
+    class Meta:
+        db_table = "pgqueue_count"
+        default_permissions = ()
+        constraints = [models.UniqueConstraint(fields=["state", "queue_name"], name="pgqueue_count_cell")]
+
+    def __str__(self) -> str:
+        return f"{self.queue_name} {self.state}"
 
 
 class ScheduleQuerySet(PrimaryQuerySet["Schedule"]):
@@ -506,6 +531,7 @@ class Counters(models.Model):
     retried = models.BigIntegerField(db_default=0, db_comment="Failed attempts that will be tried again")
     failed = models.BigIntegerField(db_default=0, db_comment="Failed attempts that left the job failed")
     dead = models.BigIntegerField(db_default=0, db_comment="Failed attempts that left the job dead")
+    expired = models.BigIntegerField(db_default=0, db_comment="Of the failed attempts, those whose lease expired")
     pickup_counts = CountsField(db_comment="Pickup times per bucket of stats.BOUNDS, the last one beyond them")
     pickup_seconds = models.FloatField(db_default=0, db_comment="Sum of the pickup times")
     run_counts = CountsField(db_comment="Run times per bucket of stats.BOUNDS, the last one beyond them")

@@ -186,7 +186,7 @@ QUEUES = "/admin/pgqueue_django/queue/"
 
 
 def test_a_person_pauses_and_resumes_a_queue(browser: Browser) -> None:
-    client = browser("view_queue", "add_queue", "change_queue")
+    client = browser("view_queue", "pause_queue")
     client.post(QUEUES + "add/", {"name": "mail", "reason": "provider down"})
     row = Queue.objects.get()
     assert (row.reason, row.actor.startswith("user-")) == ("provider down", True)
@@ -200,7 +200,7 @@ def test_a_person_pauses_and_resumes_a_queue(browser: Browser) -> None:
     "given", [{"name": "no queue"}, {"name": "mail", "resume_at_0": "9999-12-31", "resume_at_1": "23:59:59"}]
 )
 def test_what_is_no_queue_or_no_time_is_refused(browser: Browser, given: dict[str, str]) -> None:
-    browser("view_queue", "add_queue").post(QUEUES + "add/", given)
+    browser("view_queue", "pause_queue").post(QUEUES + "add/", given)
     assert not Queue.objects.exists()
 
 
