@@ -26,6 +26,17 @@ RETENTION: Mapping[str, float | None] = {
     "dead": 30 * DAY,
 }
 
+PROBLEMS: Mapping[str, float] = {
+    "unserved_seconds": 30.0,
+    "oldest_due_seconds": 300.0,
+    "schedule_late_seconds": 120.0,
+    "failure_rate": 0.25,
+    "failures": 10.0,
+    "leases_expired": 10.0,
+    "paused_seconds": 3600.0,
+    "dead_rows": 100_000.0,
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -64,6 +75,12 @@ class Settings:
     """A bearer token that opens the metrics page."""
     METRICS_PUBLIC: bool = False
     """True: the metrics page asks for nothing. For closed networks only."""
+    PROBLEMS: Mapping[str, float] | None = None
+    """From where on something is a problem; what is left out keeps its default."""
+
+    @property
+    def problems(self) -> Mapping[str, float]:
+        return {**PROBLEMS, **(self.PROBLEMS or {})}
 
     @property
     def heartbeat(self) -> float:
@@ -167,6 +184,7 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
         yield _whole("MAX_FINISHED", given.MAX_FINISHED, least=0, most=1_000_000)
     if given.METRICS_TOKEN is not None and not isinstance(given.METRICS_TOKEN, str):
         yield Mistake("METRICS_TOKEN", 'settings.PGQUEUE["METRICS_TOKEN"] is no text', "give a text, or None.")
+    yield from _wrong_limits(given.PROBLEMS)
     yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
     if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
         yield _mistake("RETENTION", given.RETENTION, "give a dict of ages by state, or None")
@@ -178,6 +196,19 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
             )
         elif age is not None:
             yield _number(f'RETENTION"]["{state}', age, above=-1, most=36_500 * DAY)
+
+
+def _wrong_limits(given: Any) -> Iterator[Mistake | None]:
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        yield _mistake("PROBLEMS", given, "give a dict of limits, or None")
+        return
+    for name, limit in given.items():
+        if name not in PROBLEMS:
+            yield Mistake("PROBLEMS", f'settings.PGQUEUE["PROBLEMS"] names {name!r}', f"it has {', '.join(PROBLEMS)}.")
+        else:
+            yield _number(f'PROBLEMS"]["{name}', limit, above=-1, most=1e9)
 
 
 def _number(name: str, value: Any, *, above: float, most: float) -> Mistake | None:

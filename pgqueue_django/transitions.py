@@ -114,8 +114,10 @@ class Settlement(NamedTuple):
     run_seconds: float | None = None
 
     def sample(self) -> stats.Sample:
+        outcome = self.outcome
+        expired = not isinstance(outcome, Succeeded) and outcome.failure.kind == Kind.LEASE_EXPIRED
         return stats.Sample(
-            self.job.queue_name, self.job.task, self.outcome.state, self.pickup_seconds, self.run_seconds
+            self.job.queue_name, self.job.task, outcome.state, self.pickup_seconds, self.run_seconds, expired
         )
 
 
@@ -828,6 +830,8 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
     One row that cannot be written (somebody's trigger) is left to the next round and logged; the others move.
     """
 
+    expired = failure.kind == Kind.LEASE_EXPIRED
+
     def write(rows: Sequence[_Lost]) -> None:
         ids = [row.id for row in rows]
         dead = [row.attempts >= row.max_attempts for row in rows]
@@ -852,7 +856,7 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
                 cursor,
                 by,
                 [
-                    stats.Sample(row.queue_name, row.task, state, None, row.run_seconds)
+                    stats.Sample(row.queue_name, row.task, state, None, row.run_seconds, expired)
                     for row, state in zip(rows, states, strict=True)
                 ],
             )
