@@ -334,9 +334,10 @@ def _depths(
     """What was seen; and of a capped state what was counted last, where that is more."""
     jobs = dict(seen)
     for queue_name, state, many, _ in counted:
+        here = seen.get((queue_name, state), 0)
         # Of ready jobs each queue has a walk of its own: below the cap it is exact.
-        if state in capped and (state != State.QUEUED or not 0 < seen.get((queue_name, state), 0) < CAP):
-            jobs[queue_name, state] = max(many, seen.get((queue_name, state), 0))
+        if state in capped and (state != State.QUEUED or here >= CAP):
+            jobs[queue_name, state] = max(many, here)
     return tuple(
         Depth(queue_name, state, many, state in capped and (state != State.QUEUED or many >= CAP))
         for (queue_name, state), many in sorted(jobs.items())

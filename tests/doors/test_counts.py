@@ -71,11 +71,32 @@ def test_a_snapshot_says_what_was_counted_where_it_stopped_itself() -> None:
     assert 0 <= taken.count_ages[State.DEAD] < 60
 
 
-@pytest.mark.parametrize("statistics", [True, False])
+def test_where_more_are_seen_than_were_counted_it_is_those() -> None:
+    fill(dead=6)
+    count()
+    Job.objects.all().delete()
+    for _ in range(5):
+        rows.make_job("dead", queue_name="q0")
+    assert {depth.queue_name: depth.jobs for depth in snapshot.take().depths} == {"q0": 5, "q1": 2, "q2": 2}
+
+
+def test_a_queue_whose_ready_jobs_are_counted_to_the_end_has_no_older_number() -> None:
+    fill(queued=30)
+    count()
+    keep = list(Job.objects.filter(queue_name="q1").values_list("pk", flat=True)[:2])
+    Job.objects.filter(queue_name__in=["q1", "q2"]).exclude(pk__in=keep).delete()
+    assert {depth.queue_name: depth.jobs for depth in snapshot.take().depths} == {"q0": 10, "q1": 2}
+
+
+@pytest.mark.parametrize("statistics", ["fresh", "none", "stale"])
 @pytest.mark.parametrize("states", counts._CROWDS)
-def test_neither_probe_nor_count_reads_the_whole_table(states: counts.Crowd, statistics: bool) -> None:
+def test_neither_probe_nor_count_reads_the_whole_table(states: counts.Crowd, statistics: str) -> None:
+    if statistics == "stale":  # of a time when nearly all were in these states
+        fill(**dict.fromkeys(map(str, states), 10_000))
+        analyze()
+        Job.objects.all().delete()
     fill(succeeded=20_000, **dict.fromkeys(map(str, states), 50))
-    if statistics:
+    if statistics == "fresh":
         analyze()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(counts._PLANNING, ["10s"])

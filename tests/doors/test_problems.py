@@ -134,6 +134,9 @@ def test_a_paused_queue_with_due_jobs_is_a_problem_after_an_hour_and_no_other_on
     told = found()
     assert [one.facts["queue"] for one in told.pop(Rule.PAUSED)] == ["mail"]
     assert told == {}
+    with connection.cursor() as cursor:  # it goes on by itself
+        cursor.execute("UPDATE pgqueue_queue SET resume_at = statement_timestamp() - interval '1 s'")
+    assert set(found()) == {Rule.UNSERVED, Rule.OLDEST_DUE}
 
 
 def test_a_worker_that_is_not_heard_of_any_more() -> None:
