@@ -73,6 +73,7 @@ class Slots:
         self._looked_at = 0.0
         self._still = 0.0  # seconds without a turn that the process was awake for
         self._told: set[str] = set()
+        self._interrupted: set[Attempt] = set()  # and still running
 
     @property
     def load(self) -> int:
@@ -155,10 +156,19 @@ class Slots:
         attempt.void.set()
         self._cancel_coroutine(attempt)
         if running:
+            self._interrupted.add(attempt)
             # The server's answer is waited for elsewhere: the caller has other jobs to look after.
             _start(self._stop, attempt, why, wrappers, active, name="pgqueue stop")
 
     def _stop(self, attempt: Attempt, why: type[Interrupt], wrappers: Sequence[Any], active: Sequence[Any]) -> None:
+        try:
+            self._stop_in_turns(attempt, why, wrappers, active)
+        finally:
+            self._interrupted.discard(attempt)
+
+    def _stop_in_turns(
+        self, attempt: Attempt, why: type[Interrupt], wrappers: Sequence[Any], active: Sequence[Any]
+    ) -> None:
         for tries in count(1):
             for wrapper in active:
                 # The server is gone, and perhaps another one has its place: nothing would ever come. Or what was sent
@@ -171,6 +181,7 @@ class Slots:
             if self._closed or attempt.left.wait(_CLEAN_UP_SECONDS):
                 return
             if tries == TRIES:
+                attempt.end_span()
                 self._deaf(attempt)
             # It may have been between two statements, or still connecting; or it has caught what was raised.
             active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
@@ -190,6 +201,8 @@ class Slots:
             self._work.notify_all()
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._event_loop.stop)
+        for attempt in list(self._interrupted):
+            attempt.end_span()
 
     def _give_places(self) -> None:
         """Free places go to those who wait, in their order, and threads are called for them. Under the lock."""
