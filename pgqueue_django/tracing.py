@@ -116,8 +116,6 @@ def sending(jobs: Sequence[Sent]) -> Sending:
         from opentelemetry import context, trace
 
         current = trace.get_current_span()
-        if not current.get_span_context().is_valid:
-            return _NOTHING
         if not current.is_recording():
             return Sending(_written(trace.set_span_in_context(current)))
         queues, tasks = {job.queue_name for job in jobs}, {job.task for job in jobs}

@@ -150,25 +150,18 @@ class Slots:
             if slot is not None:
                 # Under the lock: a slot that has gone on to its next attempt is not touched.
                 slot.broken = True
+            if running:
+                self._interrupted.add(attempt)
         wrappers = attempt.wrappers if slot is None else slot.wrappers
         # Before the handler can know: what it sends then may be its cleaning up.
         active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
         attempt.void.set()
         self._cancel_coroutine(attempt)
         if running:
-            self._interrupted.add(attempt)
             # The server's answer is waited for elsewhere: the caller has other jobs to look after.
             _start(self._stop, attempt, why, wrappers, active, name="pgqueue stop")
 
     def _stop(self, attempt: Attempt, why: type[Interrupt], wrappers: Sequence[Any], active: Sequence[Any]) -> None:
-        try:
-            self._stop_in_turns(attempt, why, wrappers, active)
-        finally:
-            self._interrupted.discard(attempt)
-
-    def _stop_in_turns(
-        self, attempt: Attempt, why: type[Interrupt], wrappers: Sequence[Any], active: Sequence[Any]
-    ) -> None:
         for tries in count(1):
             for wrapper in active:
                 # The server is gone, and perhaps another one has its place: nothing would ever come. Or what was sent
@@ -181,7 +174,6 @@ class Slots:
             if self._closed or attempt.left.wait(_CLEAN_UP_SECONDS):
                 return
             if tries == TRIES:
-                attempt.end_span()
                 self._deaf(attempt)
             # It may have been between two statements, or still connecting; or it has caught what was raised.
             active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
@@ -195,13 +187,15 @@ class Slots:
             event_loop.call_soon_threadsafe(coroutine.cancel)
 
     def close(self) -> None:
-        """Let the idle threads and the event loop end. Handlers that still run are not waited for."""
+        """Let the idle threads and the event loop end. Handlers that still run are not waited for, their spans end."""
         with self._lock:
             self._closed = True
             self._work.notify_all()
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._event_loop.stop)
-        for attempt in list(self._interrupted):
+        with self._lock:
+            deaf = list(self._interrupted)
+        for attempt in deaf:
             attempt.end_span()
 
     def _give_places(self) -> None:
@@ -288,6 +282,7 @@ class Slots:
             with self._lock:
                 attempt.slot = None
                 attempt.left.set()
+                self._interrupted.discard(attempt)
                 self._busy -= 1
                 self._ends += 1
                 if not slot.broken:
@@ -362,6 +357,7 @@ class Slots:
                 self._busy -= 1
                 attempt.coroutine = None
                 attempt.left.set()
+                self._interrupted.discard(attempt)
                 self._give_places()
             self._begin_coroutines(loop)
         finally:

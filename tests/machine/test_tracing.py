@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection
+from django.db import IntegrityError, connection
 from django.test import Client
 from verbs import rows
 
@@ -27,6 +27,8 @@ from pgqueue_django import enqueue_many, schedules, tracing, transitions
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.testing import run_jobs
+from pgqueue_django.worker import executor
+from pgqueue_django.worker.executor import Attempt, lease_clock
 from tests.machine import handlers, spans, traced_handlers
 
 from .workers import REAL_DATABASE, Process, Running, job, notes, wait_for, wait_for_state
@@ -212,15 +214,31 @@ def test_an_enqueue_that_the_database_refuses_ends_its_span_without_the_payload(
     with connection.cursor() as cursor:
         cursor.execute("ALTER TABLE pgqueue_job ADD CONSTRAINT refused CHECK (task <> %s)", [handlers.write.path])
     try:
-        with request(), pytest.raises(Exception, match="refused"):
-            handlers.write.enqueue("a secret")
+        with request() as view:
+            with pytest.raises(IntegrityError, match="refused"):
+                handlers.write.enqueue("a secret")
+            assert trace.get_current_span() is view
     finally:
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE pgqueue_job DROP CONSTRAINT refused")
     (sent,) = ended("enqueue ")
     assert (sent.status.status_code, sent.attributes["error.type"]) == (StatusCode.ERROR, "IntegrityError")
     assert "a secret" not in sent.to_json()
-    assert trace.get_current_span() is trace.INVALID_SPAN
+
+
+def test_the_span_of_an_enqueue_is_current_for_its_statements_and_no_longer() -> None:
+    def watch(execute: Any, sql: str, *args: Any) -> Any:
+        if "INSERT" in sql:  # not the NOTIFY after the commit
+            current.append(trace.get_current_span().name)
+        return execute(sql, *args)
+
+    current: list[str] = []
+    with request() as view, connection.execute_wrapper(watch):
+        handlers.do_nothing.enqueue()
+        assert trace.get_current_span() is view
+        enqueue_many([handlers.do_nothing.call() for _ in range(2)])
+        assert trace.get_current_span() is view
+    assert current == [f"enqueue {handlers.do_nothing.path}"] * 2
 
 
 # -- what a handler makes --------------------------------------------------------------------------------------
@@ -295,11 +313,13 @@ def test_a_failure_for_good_and_arguments_that_no_longer_fit(drain: Drain) -> No
 @pytest.mark.parametrize("task", [handlers.overrun_in_a_loop, handlers.overrun_async], ids=["plain", "async"])
 def test_a_timeout_ends_the_span(worker: Worker, task: Any) -> None:
     late = task.enqueue()
-    worker(concurrency=1)
+    running = worker(concurrency=1)
     span = the_attempt(late)
     assert span.attributes["pgqueue.outcome"] == "retrying"
     assert span.status.status_code == StatusCode.ERROR
     assert len(errors(span)) == 1
+    wait_for(lambda: running.loop._slots.load == 0)
+    assert running.loop._slots._interrupted == set()
 
 
 def test_who_swallows_its_timeout_has_not_succeeded(worker: Worker, gate: Gate) -> None:
@@ -313,16 +333,30 @@ def test_who_swallows_its_timeout_has_not_succeeded(worker: Worker, gate: Gate) 
     assert (span.attributes["pgqueue.outcome"], span.attributes["error.type"]) == ("retrying", "JobTimeout")
 
 
-def test_a_handler_that_nothing_stops_has_its_span_ended_for_it(worker: Worker, gate: Gate) -> None:
+def test_a_handler_that_nothing_stops_has_its_span_ended_with_its_worker_and_only_once(
+    worker: Worker, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
     door = gate()
     late = handlers.overrun_at.enqueue(str(door))
     running = worker(concurrency=1)
+    assert running.join() == 8
     span = the_attempt(late)
-    assert span.attributes["pgqueue.outcome"] == "retrying"
-    assert running.loop._slots.load == 1
+    assert (span.attributes["pgqueue.outcome"], span.attributes["error.type"]) == ("retrying", "JobTimeout")
+    assert running.loop.has_deaf_handlers
     door.open()
-    wait_for(lambda: running.loop._slots.load == 0)
-    assert len(attempts(late)) == 1
+    wait_for(lambda: not running.loop.has_deaf_handlers)
+    assert attempts(late) == [span]
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("opentelemetry")] == []
+
+
+def test_a_commit_that_came_before_the_loops_verdict_is_what_the_span_says() -> None:
+    enqueued = handlers.write_atomic.enqueue()
+    (held,) = rows.claim()
+    attempt = Attempt(held, handlers.write_atomic, lease_clock() + 60)
+    attempt.verdict = "lost"  # while the COMMIT is on its way
+    executor.run(attempt, "default", [connection])
+    assert job(enqueued).state == State.SUCCEEDED
+    assert the_attempt(enqueued).attributes["pgqueue.outcome"] == "succeeded"
 
 
 def cancel(enqueued: Any) -> None:
@@ -401,9 +435,10 @@ def test_garbage_in_the_row_costs_a_link_and_no_job(drain: Drain, log: Any) -> N
     assert log("tracing failed") == []
 
 
-def test_a_trace_state_that_is_garbage_costs_no_link(drain: Drain) -> None:
+@pytest.mark.parametrize("state", ["=,=,\u0142", 5, ["a=b"], "x" * 10_000], ids=lambda state: str(state)[:10])
+def test_a_trace_state_that_is_garbage_costs_no_link(drain: Drain, state: Any) -> None:
     enqueued = handlers.do_nothing.enqueue()
-    written = json.dumps({"traceparent": f"00-{7:032x}-{9:016x}-01", "tracestate": "=,=,\u0142"})
+    written = json.dumps({"traceparent": f"00-{7:032x}-{9:016x}-01", "tracestate": state})
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pgqueue_job SET trace = %s::jsonb WHERE id = %s", [written, enqueued.id])
     drain()
