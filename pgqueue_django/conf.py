@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -77,6 +78,8 @@ class Settings:
     """True: the metrics page asks for nothing. For closed networks only."""
     PROBLEMS: Mapping[str, float] | None = None
     """From where on something is a problem; what is left out keeps its default."""
+    TRACING: bool = False
+    """True: OpenTelemetry spans of enqueues and attempts, linked through the job's row."""
 
     @property
     def problems(self) -> Mapping[str, float]:
@@ -167,9 +170,12 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
         yield _number("HEARTBEAT", given.HEARTBEAT, above=0, most=DAY)
     if given.TIMEOUT is not None:
         yield _number("TIMEOUT", given.TIMEOUT, above=0, most=366 * DAY)
-    for name in ("LISTEN", "METRICS_PUBLIC"):
+    for name in ("LISTEN", "METRICS_PUBLIC", "TRACING"):
         if not isinstance(value := getattr(given, name), bool):
             yield _mistake(name, value, "give True or False")
+    if given.TRACING is True and not _is_installed("opentelemetry.trace"):
+        problem = 'settings.PGQUEUE["TRACING"] is True, and OpenTelemetry cannot be imported'
+        yield Mistake("TRACING", problem, 'pip install "pgqueue_django[otel]"')
     if (alias := given.LISTEN_DATABASE) is not None:
         postgresql = [name for name in connections if connections[name].vendor == "postgresql"]
         if alias not in postgresql:
@@ -226,6 +232,13 @@ def _whole(name: str, value: Any, *, least: int, most: int, why: str = "") -> Mi
 
 def _mistake(name: str, value: Any, remedy: str) -> Mistake:
     return Mistake(name, f'settings.PGQUEUE["{name}"] is {value!r:.100}', f"{remedy}.")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # of the package that it is in
+        return False
 
 
 def is_debug() -> bool:

@@ -390,6 +390,7 @@ class Loop:
         if attempt.committing is not None and state == State.SUCCEEDED:
             return  # by its own COMMIT, just now
         attempt.ended = True
+        attempt.verdict = "cancelled" if state == State.CANCELLED else "lost"
         self._forget(attempt)
         what = "was cancelled" if state == State.CANCELLED else f"lost its lease (the job is {state or 'gone'} now)"
         logger.warning(
@@ -478,7 +479,8 @@ class Loop:
                 if over and not attempt.ended and not attempt.settled_inside:
                     attempt.ended = True
                     attempt.ended_at = now
-                    self._outcomes.append((attempt, executor.timed_out(attempt)))
+                    attempt.verdict = outcome = executor.timed_out(attempt)
+                    self._outcomes.append((attempt, outcome))
                     self._slots.interrupt(attempt, JobTimeout)
             self._look_at_heartbeats()
             self._slots.look_at_event_loop()
@@ -546,6 +548,7 @@ class Loop:
         for attempt in self.held.values():
             if not attempt.ended and not attempt.settled_inside:
                 attempt.ended = True
+                attempt.verdict = "released"
                 self._releases.append((attempt.job, False))
                 self._slots.interrupt(attempt, LeaseLost)
                 self._exit_code = self._exit_code or RELEASED

@@ -154,6 +154,12 @@ def test_only_compat_knows_djangos_tasks() -> None:
     assert _importers(re.compile(r"django\.tasks\b|django_tasks\b")) <= {"compat"}
 
 
+def test_only_tracing_knows_opentelemetry_and_not_as_it_is_imported() -> None:
+    assert _importers(re.compile(r"opentelemetry\b")) == {"tracing"}
+    at_once = [ast.unparse(node) for node in _tree("tracing").body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [line for line in at_once if "opentelemetry" in line]
+
+
 def test_no_module_has_a_name_that_says_nothing() -> None:
     empty = {"utils", "helpers", "common", "base", "core", "manager", "service"}
     assert not [module for module in MODULES if empty & set(module.split("."))]

@@ -16,7 +16,7 @@ from django.core.management.base import CommandError
 from django.db import connections, router
 from django.utils.module_loading import autodiscover_modules
 
-from pgqueue_django import checks, conf, logs
+from pgqueue_django import checks, conf, logs, tracing
 from pgqueue_django.management import arguments
 from pgqueue_django.management.arguments import did_you_mean, seconds, whole
 from pgqueue_django.models import Job
@@ -158,6 +158,8 @@ class Command(arguments.SuggestingCommand):
         stopping.over()
         if given["fail_on_error"] and not code and set(loop.counts) - {State.SUCCEEDED}:
             code = supervisor.FAILED
+        if code < 128:  # after a second signal at once
+            tracing.flush()
         if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
             # Interpreter shutdown would wait for threads that such a handler has started; and a handler that was
             # interrupted in the middle of a log line may have left that locked.
