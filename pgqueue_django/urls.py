@@ -1,8 +1,10 @@
-"""``path("pgqueue/", include("pgqueue_django.urls"))``: the metrics and the health of the queue."""
+"""``path("pgqueue/", include("pgqueue_django.urls"))``: the JSON API, the metrics and the health of the queue."""
 
-from django.urls import re_path
+from django.urls import include, path, re_path
 
 from . import views
+from .api import urls as api_urls
+from .api import views as api_views
 
 app_name = "pgqueue_django"
 
@@ -10,4 +12,6 @@ app_name = "pgqueue_django"
 urlpatterns = [
     re_path(r"^metrics/?$", views.metrics, name="metrics"),
     re_path(r"^healthz/?$", views.healthz, name="healthz"),
+    path("api/v1/", include(api_urls.urlpatterns)),
+    re_path(r"^api/v1\Z", api_views.nothing, name="api"),
 ]
