@@ -65,13 +65,8 @@ def check_project(**_: Any) -> list[CheckMessage]:
         return found
     if found := list(settings()):
         return found
-    return [
-        *authenticators(),
-        *(tasks() if _imports_tasks.get() else ()),
-        *atomicity(using),
-        *isolation(using),
-        *pools(),
-    ]
+    declared = tasks() if _imports_tasks.get() else ()
+    return [*authenticators(), *declared, *atomicity(using), *isolation(using), *pools()]
 
 
 @register(TAG, Tags.database)

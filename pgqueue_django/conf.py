@@ -35,7 +35,7 @@ RIGHTS = (
 """What a token may be allowed to do: permissions of this app, as users have them."""
 
 MAX_QUEUE_DEPTH = 100_000
-TOKEN_NAME = r"[\w.@-]{1,100}"
+ACTOR_NAME = r"[\w.@-]{1,100}"
 _RATE = re.compile(r"([1-9][0-9]{0,8})/(s|min|h)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 
@@ -229,7 +229,7 @@ def _wrong_api(given: Any) -> Iterator[Mistake | None]:
 
 
 def _wrong_token(name: object, entry: Any) -> Iterator[tuple[str, str]]:
-    if not isinstance(name, str) or not re.fullmatch(TOKEN_NAME, name):
+    if not isinstance(name, str) or not re.fullmatch(ACTOR_NAME, name):
         yield " has no fit name", "give 1 to 100 letters, digits, '_', '.', '@' or '-'"
     if not isinstance(entry, Mapping):
         yield " is no dict", "take the entry that manage.py pgqueue_token prints"

@@ -15,7 +15,7 @@ from pgqueue_django.management.arguments import SuggestingCommand
 
 
 def _name(text: str) -> str:
-    if not re.fullmatch(conf.TOKEN_NAME, text):
+    if not re.fullmatch(conf.ACTOR_NAME, text):
         raise ArgumentTypeError(f"{text!r} is no name: give 1 to 100 letters, digits, '_', '.', '@' or '-'")
     return text
 
@@ -29,8 +29,8 @@ def _day(text: str) -> str:
 
 class Command(SuggestingCommand):
     help = (
-        "Make a bearer token for the JSON API. It is shown this once; what the settings get is its SHA-256, which opens "
-        "nothing. Nothing is stored."
+        "Make a bearer token for the JSON API. It is shown this once and stored nowhere; the settings get its SHA-256, "
+        "which opens nothing."
     )
     requires_system_checks = ()
 
