@@ -11,7 +11,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.test import Client, RequestFactory
 
@@ -227,9 +227,8 @@ def test_right_settings_are_taken(settings: Any) -> None:
     assert conf.current().api_rate == (1000, 60)
 
 
+@pytest.mark.django_db
 def test_the_rights_of_tokens_are_permissions_of_the_app() -> None:
-    from django.contrib.auth.models import Permission
-
     known = Permission.objects.filter(content_type__app_label="pgqueue_django")
     assert set(conf.RIGHTS) <= set(known.values_list("codename", flat=True))
 

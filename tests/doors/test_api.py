@@ -41,6 +41,7 @@ def anybody(request: Any) -> Actor | None:
 @pytest.fixture(autouse=True)
 def open_api(settings: Any) -> None:
     settings.PGQUEUE = {"API_AUTH": [anybody]}
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = f"{__package__}.api_urls", []
     limits.forget()
     cache.clear()
 

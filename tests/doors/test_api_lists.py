@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from django.core import signing
 from django.db import connection
 from django.test import Client
 from verbs.rows import make_job, statements
@@ -133,8 +134,6 @@ def test_a_cursor_is_good_for_its_own_filters_only_and_cannot_be_made() -> None:
     for other in ("state=dead", "state=scheduled", "", "state=queued&queue_name=q1"):
         assert get(f"{JOBS}?{other}&cursor={cursor}", 400)["code"] == "cursor"
     get(f"{JOBS}?state=queued&cursor={cursor[:-1]}", 400)
-    from django.core import signing
-
     get(f"{JOBS}?state=queued&cursor={signing.dumps(['q', 0, 'x', 1])}", 400)
 
 
@@ -171,7 +170,6 @@ def test_each_page_walks_along_one_index(state: str, statistics: str) -> None:
     fill(**{one.value: 500 for one in State} | {"succeeded": 20_000})
     if statistics == "fresh":
         analyze()
-    place = None
     for filters in ({}, {"queue_name": "q1"}, {"task": "shop.tasks.t1"}):
         wanted = {**filters, **({"state": state} if state else {})}
         for place in (None, listing.page("default", wanted, 5, None).place):
