@@ -28,7 +28,7 @@ from verbs.rows import GRACE, wait_for
 from pgqueue_django import deadline
 from testproject import localdb
 
-from .test_away import LOGIN, ROOT, Site, free_port
+from .test_away import LOGIN, ROOT, WAITING, Site, free_port
 
 TOKEN = "token-of-the-test"
 SERVE = """
@@ -221,9 +221,22 @@ def test_who_waits_for_a_row_is_told_so_and_the_server_waits_no_longer(site: Sit
         assert answer.status == 503
         assert answer.seconds < deadline.SECONDS
         with psycopg.connect(site.database.url(), autocommit=True) as watcher:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            assert watcher.execute(waiting).fetchone() == (0,)
+            assert watcher.execute(WAITING).fetchone() == (0,)
     assert line.ask("session", path=f"jobs/{job}").document["state"] == "queued"
+
+
+def test_who_waits_for_a_key_that_another_transaction_has_is_told_so(site: Site, line: Line) -> None:
+    wanted = {**JOB, "idempotency_key": f"key-{time.time_ns()}"}
+    with psycopg.connect(site.database.url()) as holder:
+        insert = "INSERT INTO pgqueue_job (task, idempotency_key) VALUES (%s, %s)"
+        holder.execute(insert, [JOB["task"], wanted["idempotency_key"]])
+        answer = line.ask("token", wanted)
+        assert answer.status == 503
+        assert answer.seconds < deadline.SECONDS
+        with psycopg.connect(site.database.url(), autocommit=True) as watcher:
+            assert watcher.execute(WAITING).fetchone() == (0,)
+        holder.rollback()
+    assert line.ask("token", wanted).status == 201
 
 
 def test_a_post_whose_commit_got_no_reply_is_repeated_with_its_key(site: Site, line: Line) -> None:
@@ -235,8 +248,7 @@ def test_a_post_whose_commit_got_no_reply_is_repeated_with_its_key(site: Site, l
         asking = threading.Thread(target=lambda: answers.append(line.ask("token", wanted)))
         asking.start()
         with psycopg.connect(site.database.url(), autocommit=True) as watcher:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            wait_for(lambda: watcher.execute(waiting).fetchone() == (1,))
+            wait_for(lambda: watcher.execute(WAITING).fetchone() == (1,))
         site.freeze()
         asking.join(10)
         site.thaw()
