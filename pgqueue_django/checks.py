@@ -21,7 +21,7 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.connection import ConnectionDoesNotExist
-from django.utils.module_loading import module_has_submodule
+from django.utils.module_loading import import_string, module_has_submodule
 
 from . import conf
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
@@ -65,7 +65,8 @@ def check_project(**_: Any) -> list[CheckMessage]:
         return found
     if found := list(settings()):
         return found
-    return [*(tasks() if _imports_tasks.get() else ()), *atomicity(using), *isolation(using), *pools()]
+    declared = tasks() if _imports_tasks.get() else ()
+    return [*authenticators(), *declared, *atomicity(using), *isolation(using), *pools()]
 
 
 @register(TAG, Tags.database)
@@ -157,6 +158,20 @@ def settings() -> Iterator[CheckMessage]:
     for mistake in conf.mistakes():
         remedy = mistake.remedy[:1].upper() + mistake.remedy[1:]
         yield _error("E003" if mistake.is_unknown else "E004", f"{mistake.problem}.", remedy)
+
+
+def authenticators() -> Iterator[CheckMessage]:
+    """Those of API_AUTH that cannot be imported: every request would be a 500."""
+    for name in conf.current().API_AUTH:
+        try:
+            found = import_string(name) if isinstance(name, str) else name
+        except Exception as error:  # whatever a module raises at import
+            problem = f'settings.PGQUEUE["API_AUTH"]: {name} cannot be imported: {type(error).__name__}: {error}.'
+            yield _error("E007", problem, "Name a function (request) -> Actor | None, as pgqueue_django.access.token.")
+            continue
+        if not callable(found):
+            problem = f'settings.PGQUEUE["API_AUTH"]: {name} is no function.'
+            yield _error("E007", problem, "Name a function (request) -> Actor | None, as pgqueue_django.access.token.")
 
 
 def tasks() -> Iterator[CheckMessage]:

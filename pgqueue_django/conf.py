@@ -5,8 +5,10 @@ The only reader of Django's settings. Read once, and again when a test overrides
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import date
 from difflib import get_close_matches
 from functools import cache
 from importlib.util import find_spec
@@ -37,6 +39,16 @@ PROBLEMS: Mapping[str, float] = {
     "paused_seconds": 3600.0,
     "dead_rows": 100_000.0,
 }
+RIGHTS = (
+    *("enqueue_job", "view_job", "view_job_payload", "requeue_job", "cancel_job", "pause_queue"),
+    *("view_queue", "view_worker", "view_schedule", "view_dashboard"),
+)
+"""What a token may be allowed to do: permissions of this app, as users have them."""
+
+MAX_QUEUE_DEPTH = 100_000
+ACTOR_NAME = r"[\w.@-]{1,100}"
+_RATE = re.compile(r"([1-9][0-9]{0,8})/(s|min|h)")
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -80,6 +92,14 @@ class Settings:
     """From where on something is a problem; what is left out keeps its default."""
     TRACING: bool = False
     """True: OpenTelemetry spans of enqueues and attempts, linked through the job's row."""
+    API_AUTH: Sequence[str | Callable[..., Any]] = ()
+    """Who asks the JSON API: each is called with the request until one knows. Empty: the API is off."""
+    API_TOKENS: Mapping[str, Mapping[str, Any]] | None = None
+    """Bearer tokens of the JSON API by name: ``{"sha256": hex, "rights": [...], "expires": "2027-12-31" or None}``."""
+    API_RATE: str | None = None
+    """Requests of one actor to the JSON API: ``"100/s"``, ``"1000/min"``, ``"5000/h"``. None: no limit."""
+    API_MAX_QUEUE_DEPTH: int | None = None
+    """Jobs ready or waiting in a queue beyond which the JSON API enqueues no more there. None: no limit."""
 
     @property
     def problems(self) -> Mapping[str, float]:
@@ -92,6 +112,12 @@ class Settings:
     @property
     def retention(self) -> Mapping[str, float | None]:
         return {**RETENTION, **(self.RETENTION or {})}
+
+    @property
+    def api_rate(self) -> tuple[int, int] | None:
+        """Requests, and in how many seconds."""
+        found = _RATE.fullmatch(self.API_RATE or "")
+        return (int(found[1]), _SECONDS[found[2]]) if found else None
 
 
 class Mistake(NamedTuple):
@@ -191,6 +217,7 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     if given.METRICS_TOKEN is not None and not isinstance(given.METRICS_TOKEN, str):
         yield Mistake("METRICS_TOKEN", 'settings.PGQUEUE["METRICS_TOKEN"] is no text', "give a text, or None.")
     yield from _wrong_limits(given.PROBLEMS)
+    yield from _wrong_api(given)
     yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
     if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
         yield _mistake("RETENTION", given.RETENTION, "give a dict of ages by state, or None")
@@ -215,6 +242,50 @@ def _wrong_limits(given: Any) -> Iterator[Mistake | None]:
             yield Mistake("PROBLEMS", f'settings.PGQUEUE["PROBLEMS"] names {name!r}', f"it has {', '.join(PROBLEMS)}.")
         else:
             yield _number(f'PROBLEMS"]["{name}', limit, above=-1, most=1e9)
+
+
+def _wrong_api(given: Any) -> Iterator[Mistake | None]:
+    auth = given.API_AUTH
+    if not isinstance(auth, list | tuple) or not all(callable(one) or _is_dotted(one) for one in auth):
+        remedy = 'give a list such as ["pgqueue_django.access.token", "pgqueue_django.access.session"]'
+        yield _mistake("API_AUTH", auth, remedy)
+    if given.API_RATE is not None and not (isinstance(given.API_RATE, str) and _RATE.fullmatch(given.API_RATE)):
+        yield _mistake("API_RATE", given.API_RATE, 'give "100/s", "1000/min", "5000/h", or None')
+    if given.API_MAX_QUEUE_DEPTH is not None:
+        yield _whole("API_MAX_QUEUE_DEPTH", given.API_MAX_QUEUE_DEPTH, least=1, most=MAX_QUEUE_DEPTH)
+    tokens = given.API_TOKENS
+    if tokens is not None and not isinstance(tokens, Mapping):
+        # Not what it is: somebody may have written a token there.
+        yield Mistake("API_TOKENS", 'settings.PGQUEUE["API_TOKENS"] is no dict', "give entries by name, or None.")
+        return
+    for name, entry in (tokens or {}).items():
+        where = f'settings.PGQUEUE["API_TOKENS"][{name!r:.100}]'
+        for problem, remedy in _wrong_token(name, entry):
+            yield Mistake("API_TOKENS", f"{where}{problem}", f"{remedy}.")
+
+
+def _wrong_token(name: object, entry: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(name, str) or not re.fullmatch(ACTOR_NAME, name):
+        yield " has no fit name", "give 1 to 100 letters, digits, '_', '.', '@' or '-'"
+    if not isinstance(entry, Mapping):
+        yield " is no dict", "take the entry that manage.py pgqueue_token prints"
+        return
+    if unknown := sorted(map(str, set(entry) - {"sha256", "rights", "expires"})):
+        yield f" has an unknown {', '.join(unknown)}", "it has sha256, rights and expires"
+    sha256, rights, expires = entry.get("sha256"), entry.get("rights"), entry.get("expires")
+    if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
+        yield '["sha256"] is no SHA-256', "give 64 hex digits, as manage.py pgqueue_token prints them: not the token"
+    if not isinstance(rights, list | tuple | set | frozenset) or not set(map(str, rights)) <= set(RIGHTS):
+        yield f'["rights"] is {rights!r:.100}', f"give a list of {', '.join(RIGHTS)}"
+    if expires is not None:
+        try:
+            date.fromisoformat(expires)
+        except (TypeError, ValueError):
+            yield f'["expires"] is {expires!r:.100}', 'give the first day on which it is void, "2027-12-31", or None'
+
+
+def _is_dotted(name: object) -> bool:
+    return isinstance(name, str) and all(map(str.isidentifier, name.split("."))) and "." in name
 
 
 def _number(name: str, value: Any, *, above: float, most: float) -> Mistake | None:
@@ -244,6 +315,12 @@ def _is_installed(module: str) -> bool:
 def is_debug() -> bool:
     """Whether this is somebody's own machine."""
     return bool(settings.DEBUG)
+
+
+def upload_limit() -> float:
+    """Bytes of a request's body that the project takes."""
+    limit: int | None = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return float("inf") if limit is None else limit
 
 
 def time_zone() -> str:

@@ -54,7 +54,14 @@ class JobTimeout(Interrupt):
 
 
 class InvalidPayload(PgQueueError, ValueError):
-    """Arguments or a result that cannot be stored as JSON, or no longer fit the task. Names the path."""
+    """Arguments or a result that cannot be stored as JSON, or no longer fit the task. Names the path.
+
+    ``path`` is the same as data: ``("kwargs", "lines", 3)``; empty where it is not of one value.
+    """
+
+    def __init__(self, message: str = "", *, path: tuple[object, ...] = ()) -> None:
+        super().__init__(message)
+        self.path: tuple[object, ...] = path
 
 
 class InvalidSchedule(PgQueueError, ValueError):

@@ -41,6 +41,17 @@ class PrimaryQuerySet(models.QuerySet[M]):
         return self._db or router.db_for_write(self.model)  # type: ignore[attr-defined]
 
 
+# The index that each of them has.
+_INDEXED = {
+    State.QUEUED: ("queue_name", "-priority", "run_after", "id"),
+    State.SCHEDULED: ("run_after",),
+    State.RETRYING: ("run_after",),
+    State.RUNNING: ("worker_id", "id"),
+    State.FAILED: ("state", "-id"),
+    State.DEAD: ("state", "-id"),
+}
+
+
 class JobQuerySet(PrimaryQuerySet["Job"]):
     """Readings of the job table, each along one index."""
 
@@ -64,6 +75,10 @@ class JobQuerySet(PrimaryQuerySet["Job"]):
 
     def running(self) -> JobQuerySet:
         return self.filter(state=State.RUNNING)
+
+    def in_state(self, state: State) -> JobQuerySet:
+        """All that are in one state, but for succeeded and cancelled ones, in the order of the index that has them."""
+        return self.filter(state=state).order_by(*_INDEXED[state])
 
 
 class PayloadField(models.JSONField):

@@ -39,6 +39,7 @@ class JobOptions:
     timeout: float | None = None  # seconds
     backoff: Backoff | None = None
     atomic: bool = False
+    api: bool = False
 
 
 def job_options(
@@ -47,6 +48,7 @@ def job_options(
     timeout: float | timedelta | None = None,
     backoff: Backoff | None = None,
     atomic: bool = False,
+    api: bool = False,
 ) -> Callable[[F], F]:
     """Say below Django's own ``@task`` what it has no words for.
 
@@ -59,7 +61,7 @@ def job_options(
     They mean what they mean to our own ``@task``. It only marks the function, so that the module can be imported under
     any backend; others do not read it. Raises InvalidOption.
     """
-    options = JobOptions(max_attempts, seconds(timeout), backoff, atomic)
+    options = JobOptions(max_attempts, seconds(timeout), backoff, atomic, api)
     check_max_attempts(max_attempts)
     if backoff is not None:
         check_backoff(backoff)

@@ -148,6 +148,12 @@ class Signature:
             self._allowed.append(frozenset(key for _, key in following))
             self._taken.append(frozenset(key for _, key in by_position[:n]))
 
+    def __str__(self) -> str:
+        """As it stands in the code; of annotations that are kept as texts, without their quotes."""
+        bare = [p.replace(annotation=_Bare(p.annotation)) for p in self._signature.parameters.values()]
+        result = self._signature.return_annotation
+        return str(inspect.Signature(bare, return_annotation=_Bare(result)))
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ``TypeError`` if calling the function with these arguments would."""
         count, names = min(len(args), self._positions), kwargs.keys()
@@ -241,6 +247,15 @@ class Signature:
             [codec(value, ("args", index), back) for index, (value, codec) in enumerate(by_position)],
             {name: named.get(name, extra)(value, ("kwargs", name), back) for name, value in kwargs.items()},
         )
+
+
+class _Bare(str):
+    """An annotation that is written without quotes."""
+
+    def __new__(cls, annotation: Any) -> Any:
+        return super().__new__(cls, annotation) if isinstance(annotation, str) else annotation
+
+    __repr__ = str.__str__
 
 
 def _signature(func: Callable[..., Any]) -> inspect.Signature:
@@ -383,7 +398,7 @@ def _check_size(where: str, size: int, limit: int | None) -> None:
 def _invalid(path: _Path, problem: str) -> InvalidPayload:
     # repr() keeps NUL and surrogates out of a message that may be stored itself.
     steps = (repr(step[:60] if isinstance(step, str) else step) for step in path[1:])
-    return InvalidPayload(f"{path[0]}{''.join(f'[{step}]' for step in steps)} {problem}")
+    return InvalidPayload(f"{path[0]}{''.join(f'[{step}]' for step in steps)} {problem}", path=path)
 
 
 def _reason(exc: Exception) -> str:

@@ -15,7 +15,7 @@ from . import wakeups
 from .exceptions import InvalidOption
 from .models import Queue
 
-_IS_PAUSED = Q(paused_at__isnull=False) & (Q(resume_at=None) | Q(resume_at__gt=Now()))
+IS_PAUSED = Q(paused_at__isnull=False) & (Q(resume_at=None) | Q(resume_at__gt=Now()))
 
 
 def pause(
@@ -34,7 +34,7 @@ def pause(
 
 def resume(using: str, name: str) -> bool:
     """Let it go on, within a second. False: it was not paused."""
-    moved, _ = Queue.objects.using(using).filter(_IS_PAUSED, name=name).delete()
+    moved, _ = Queue.objects.using(using).filter(IS_PAUSED, name=name).delete()
     if moved:
         wakeups.send_after_commit(using, name)
     # Of a pause that has ended by itself nothing is left to say either; one that has just begun stays.
@@ -44,4 +44,4 @@ def resume(using: str, name: str) -> bool:
 
 def paused(using: str) -> frozenset[str]:
     """Names of the queues that are paused now."""
-    return frozenset(Queue.objects.using(using).filter(_IS_PAUSED).values_list("name", flat=True))
+    return frozenset(Queue.objects.using(using).filter(IS_PAUSED).values_list("name", flat=True))

@@ -63,6 +63,7 @@ class PgQueueTask(compat.Task):  # type: ignore[type-arg]  # at run time it take
     timeout: float | timedelta | None = None  # seconds
     backoff: Backoff | None = None
     atomic: bool = False
+    api: bool = False
     idempotency_key: str | None = None
 
     def __post_init__(self) -> None:

@@ -66,6 +66,7 @@ class Task(Generic[P, R_co]):
     backoff: Backoff = Backoff()  # noqa: RUF009 (frozen)
     atomic: bool = False
     takes_context: bool = False
+    api: bool = False
     run_after: datetime | timedelta | None = None
     idempotency_key: str | None = None
     database: str | None = None
@@ -214,6 +215,7 @@ def task(
     timeout: float | timedelta | None = ...,
     backoff: Backoff = ...,
     atomic: bool = ...,
+    api: bool = ...,
     takes_context: Literal[True],
 ) -> _ContextDecorator: ...
 @overload
@@ -225,6 +227,7 @@ def task(
     timeout: float | timedelta | None = ...,
     backoff: Backoff = ...,
     atomic: bool = ...,
+    api: bool = ...,
     takes_context: Literal[False] = ...,
 ) -> _Decorator: ...
 def task(
@@ -238,12 +241,14 @@ def task(
     backoff: Backoff = Backoff(),  # noqa: B008 (frozen)
     atomic: bool = False,
     takes_context: bool = False,
+    api: bool = False,
 ) -> Any:
     """Make a task of a function of a module: ``@task`` or ``@task(queue_name="billing", ...)``.
 
     ``timeout`` is the longest an attempt may run, in seconds. ``atomic=True`` runs a plain function and the
     record of its success in one transaction on the jobs' database, and needs a timeout. ``takes_context=True``
-    passes a ``JobContext`` as the first argument, which callers leave out. Raises InvalidOption.
+    passes a ``JobContext`` as the first argument, which callers leave out. ``api=True``: jobs of it may be enqueued
+    over HTTP by those who have the right. Raises InvalidOption.
     """
 
     def decorate(function: Callable[..., Any]) -> Task[Any, Any]:
@@ -265,6 +270,7 @@ def task(
             backoff=backoff,
             atomic=atomic,
             takes_context=takes_context,
+            api=api,
             signature=payload.Signature(function, skip_context=takes_context),
         )
 
@@ -298,6 +304,7 @@ def of_django(task: Any) -> Task[..., Any]:
         backoff=Backoff() if backoff is None else backoff,
         atomic=getattr(task, "atomic", False) or said.atomic,
         takes_context=task.takes_context,
+        api=getattr(task, "api", False) or said.api,
         run_after=options.aware(task.run_after),
         idempotency_key=getattr(task, "idempotency_key", None),
         signature=_plain_signature(task.func, task.takes_context),

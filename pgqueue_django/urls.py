@@ -1,8 +1,10 @@
-"""``path("pgqueue/", include("pgqueue_django.urls"))``: metrics and health."""
+"""``path("pgqueue/", include("pgqueue_django.urls"))``: the JSON API, metrics and health."""
 
-from django.urls import re_path
+from django.urls import include, path, re_path
 
 from . import views
+from .api import urls as api_urls
+from .api import views as api_views
 
 app_name = "pgqueue_django"
 
@@ -12,4 +14,6 @@ urlpatterns = [
     re_path(r"^livez/?$", views.livez, name="livez"),
     re_path(r"^healthz/?$", views.healthz, name="healthz"),
     re_path(r"^healthz/queues/?$", views.queues, name="healthz_queues"),
+    path("api/v1/", include(api_urls.urlpatterns)),
+    re_path(r"^api/v1\Z", api_views.nothing, name="api"),
 ]

@@ -1,12 +1,15 @@
 """Django settings of the shop. For a demo on one machine: nothing in here is fit for a public server."""
 
 import os
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import django
 from psycopg.conninfo import conninfo_to_dict
+
+from pgqueue_django.conf import RIGHTS
 
 
 def database(conninfo: str) -> dict[str, Any]:
@@ -95,7 +98,14 @@ STATIC_URL = "static/"
 
 TASKS = {"default": {"BACKEND": "pgqueue_django.backend.PgQueueBackend", "QUEUES": []}}
 
-PGQUEUE: dict[str, Any] = {"METRICS_PUBLIC": True}
+# The JSON API: for whoever is logged into the admin, and for programs that know SHOP_API_TOKEN. A real project writes
+# what manage.py pgqueue_token prints, and has the token itself nowhere.
+API_TOKEN = os.environ.get("SHOP_API_TOKEN", "")
+PGQUEUE: dict[str, Any] = {
+    "METRICS_PUBLIC": True,
+    "API_AUTH": ["pgqueue_django.access.token", "pgqueue_django.access.session"],
+    "API_TOKENS": {"demo": {"sha256": sha256(API_TOKEN.encode()).hexdigest(), "rights": RIGHTS}} if API_TOKEN else {},
+}
 
 # Where the shop finds the outside world: testproject/outside.py plays all of it.
 OUTSIDE = os.environ.get("SHOP_OUTSIDE_URL", "http://127.0.0.1:8090")

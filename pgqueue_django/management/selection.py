@@ -20,16 +20,6 @@ from pgqueue_django.models import Job, JobQuerySet
 from pgqueue_django.options import QUEUE_NAME
 from pgqueue_django.states import State
 
-# The index that each of them has.
-_ORDER = {
-    State.QUEUED: ("queue_name", "-priority", "run_after", "id"),
-    State.SCHEDULED: ("run_after",),
-    State.RETRYING: ("run_after",),
-    State.RUNNING: ("worker_id", "id"),
-    State.FAILED: ("state", "-id"),
-    State.DEAD: ("state", "-id"),
-}
-
 
 def add_arguments(parser: ArgumentParser, states: Sequence[State]) -> None:
     parser.add_argument("ids", nargs="*", type=int, metavar="ID", help="these jobs")
@@ -69,13 +59,12 @@ def checked_queue(using: str, name: str) -> str:
 
 def chosen(using: str, given: dict[str, Any]) -> JobQuerySet:
     """The jobs of the state, queue and task that were asked for, in the order of their index."""
-    state = State(given["state"])
-    jobs = Job.objects.using(using).filter(state=state)
+    jobs = Job.objects.using(using).in_state(State(given["state"]))
     if given["queue"]:
         jobs = jobs.filter(queue_name=checked_queue(using, given["queue"]))
     if given["task"]:
         jobs = jobs.filter(task=given["task"])
-    return jobs.order_by(*_ORDER[state])
+    return jobs
 
 
 def move(

@@ -66,7 +66,7 @@ def send_receipt(order_id: int) -> None:
     Receipt.objects.get_or_create(order=order)
 
 
-@task(queue_name="documents")
+@task(queue_name="documents", api=True)
 def make_invoice(order_id: int) -> dict[str, int]:
     """Draws the invoice: work for the processor only."""
     order = Order.objects.get(pk=order_id)
@@ -132,7 +132,7 @@ def export_sales(context: JobContext, export_id: int) -> dict[str, int]:
     return {"rows": len(rows) - 1}
 
 
-@task(queue_name="reports", timeout=20)
+@task(queue_name="reports", timeout=20, api=True)
 def count_stock() -> dict[str, int]:
     """What was taken from the shelves so far. On a schedule; repeats harmlessly."""
     taken = StockMovement.objects.aggregate(lines=Count("id"), pieces=Sum("quantity"))

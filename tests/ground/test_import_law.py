@@ -22,7 +22,8 @@ ORDER = (  # as lines of words: a list of strings reads worse
     worker.announcer worker.heartbeat worker.chores worker.listener worker.supply worker.loop worker.supervisor
     worker.process worker.progress worker.reload
     metrics backend deadline access views
-    api.errors api.reading api.cursors api.shapes api.waiting api.views api.urls api
+    api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
+    api.views api.urls api
     dashboard urls admin testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.selection management.commands management.commands.*
     apps __init__

@@ -49,6 +49,7 @@ NOW = datetime.now(UTC)
     timeout=timedelta(seconds=30),
     backoff=Backoff(base=1, factor=2, cap=600),
     atomic=True,
+    api=True,
 )
 def charge(invoice_id: int, amount_cents: int = 0) -> dict[str, int]:
     return {}
@@ -82,7 +83,7 @@ def export(context: JobContext, report_id: int) -> int:
     return report_id
 
 
-@task(takes_context=True, timeout=60)
+@task(takes_context=True, timeout=60, api=True)
 async def crawl(context: JobContext, url: str) -> float:
     return 0.5
 
@@ -97,7 +98,7 @@ def late(order_id: int) -> bool:
 
 
 # For Django's own tasks: it marks the function and leaves its type alone.
-marked = job_options(max_attempts=3, timeout=30, backoff=Backoff(), atomic=True)(late)
+marked = job_options(max_attempts=3, timeout=30, backoff=Backoff(), atomic=True, api=True)(late)
 elsewhere = task_by_name("shop.tasks.charge")
 made = task(late)
 made_with_options = task(priority=1)(late)
@@ -187,9 +188,11 @@ def wrong_options() -> None:
     charge.using("queue")  # type: ignore[call-arg]
     task(queue="billing")  # type: ignore[call-overload]
     task(timeout="30")  # type: ignore[call-overload]
+    task(api="yes")  # type: ignore[call-overload]
     task(takes_context=True)(late)  # type: ignore[arg-type]
     job_options(queue_name="billing")  # type: ignore[call-arg]
     job_options(timeout="30")  # type: ignore[arg-type]
+    job_options(api="yes")  # type: ignore[arg-type]
     marked("7")  # type: ignore[arg-type]
     task("name")  # type: ignore[call-overload]
     task_by_name(late)  # type: ignore[arg-type]
