@@ -25,6 +25,7 @@ from urllib.request import Request, urlopen
 
 import psycopg
 import pytest
+from django.test import Client, override_settings
 from prometheus_client.parser import text_string_to_metric_families
 from verbs.rows import wait_for
 
@@ -308,6 +309,20 @@ def test_prometheus_scrapes_with_the_configuration_of_the_docs(monitored: Monito
     (target,) = monitored.api("targets")["activeTargets"]
     assert (target["health"], target["lastError"]) == ("up", "")
     assert monitored.value("pgqueue_up") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "host", "status"),
+    [
+        ({}, "localhost", 200),
+        ({}, "10.0.0.7", 400),
+        ({"SECURE_SSL_REDIRECT": True}, "localhost", 301),
+        ({"SECURE_SSL_REDIRECT": True, "SECURE_REDIRECT_EXEMPT": [r"^pgqueue/"]}, "localhost", 200),
+    ],
+)
+def test_what_the_docs_say_of_hosts_and_redirects(words: dict[str, Any], host: str, status: int) -> None:
+    with override_settings(**words):
+        assert Client(headers={"Host": host}).get("/pgqueue/livez").status_code == status
 
 
 METRIC = re.compile(r"pgqueue_\w+")
