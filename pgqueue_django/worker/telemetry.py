@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
+from math import isclose
 from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -30,6 +31,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from pgqueue_django import logs, stats
 from pgqueue_django.snapshot import OTHER
@@ -179,6 +181,7 @@ class Directory(Collector):
         _clear(parent)
         self.path, self._hold = _make(parent)
         self._lock = threading.Lock()
+        self._told: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}  # on the last page
 
     def close(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -189,12 +192,23 @@ class Directory(Collector):
             self._fold()
             # One that was made this moment has nothing in it, not even a header.
             files = [str(file) for file in self.path.glob("*.db") if file.stat().st_size]
-            return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
+            metrics = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+            return [self._steady(_whole(metric)) for metric in metrics]
 
     def fold(self) -> None:
         """A process has ended. prometheus_client would keep its files for ever."""
         with self._lock:
             self._fold()
+
+    def _steady(self, metric: Metric) -> Metric:
+        """The same numbers in another order may be the least bit less, which to Prometheus is a start from 0."""
+        if metric.type != "gauge":
+            for place, sample in enumerate(metric.samples):
+                key = sample.name, frozenset(sample.labels.items())
+                if isclose(before := self._told.get(key, 0.0), sample.value):
+                    metric.samples[place] = sample = sample._replace(value=max(before, sample.value))
+                self._told[key] = sample.value
+        return metric
 
     def _fold(self) -> None:
         """Not of our own processes alone: a handler may have forked."""
@@ -241,6 +255,18 @@ def _sum(kind: str, one: tuple[float, float], other: tuple[float, float]) -> tup
             return max(one, other, key=lambda each: each[1])
         case _:
             return one[0] + other[0], 0.0
+
+
+def _whole(metric: Metric) -> Metric:
+    """Without histograms that a process is just making: they lack buckets, and no parser takes them."""
+    if metric.type == "histogram":
+        made = {_without_bound(sample) for sample in metric.samples if sample.labels.get("le") == "+Inf"}
+        metric.samples = [sample for sample in metric.samples if _without_bound(sample) in made]
+    return metric
+
+
+def _without_bound(sample: Sample) -> frozenset[tuple[str, str]]:
+    return frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
 
 
 def _make(parent: Path) -> tuple[Path, int]:
