@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,16 @@ def children(started: Process) -> list[psutil.Process]:
 
 def the_directory(started: Process) -> Path:
     """Of a supervisor."""
-    (child, *_) = wait_for(lambda: children(started), 20)
-    return Path(child.environ()[telemetry.VARIABLE])
+
+    def told() -> Path | None:
+        for child in children(started):
+            # Python itself may have asked something for a file's kind, and a fork has its parent's for a moment.
+            with suppress(psutil.NoSuchProcess):
+                if telemetry._PREFIX in (found := child.environ().get(telemetry.VARIABLE, "")):
+                    return Path(found)
+        return None
+
+    return Path(wait_for(told, 20))
 
 
 @contextmanager
