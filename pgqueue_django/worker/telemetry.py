@@ -116,10 +116,12 @@ class Meter:
         self._processes.set(1)
         self._slots.set(slots)
         self._measure(busy_slots)
-        threading.Thread(target=self._watch, args=[busy_slots], name="pgqueue telemetry", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, args=[busy_slots], name="pgqueue telemetry", daemon=True)
+        self._thread.start()
 
     def finish(self) -> None:
         self._over.set()
+        self._thread.join()
         self._measure(lambda: 0)
 
     def ended(self, settlement: Settlement) -> None:
@@ -281,7 +283,7 @@ def _make(parent: Path) -> tuple[Path, int]:
 
 
 def _hold(path: Path) -> int:
-    """As long as this file descriptor is open, here or where it was inherited, nobody clears the directory."""
+    """As long as this file descriptor is open nobody clears the directory; systemd-tmpfiles asks for that lock, too."""
     hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(hold, fcntl.LOCK_SH)
     return hold

@@ -471,8 +471,9 @@ def weights(dish: str, *bounds: str) -> list[str]:
 
 
 def test_two_workers_of_one_machine_have_a_page_each(process: Start) -> None:
-    words = ("--metrics-port", "127.0.0.1:0", "--processes", "1", "--queues")
-    first, second = process(*words, "a"), process(*words, "b")
+    words = ("--processes", "1", "--queues")
+    environment = {"PGQUEUE_WORKER_METRICS_PORT": "127.0.0.1:0"}
+    first, second = process(*words, "a", environment=environment), process(*words, "b", environment=environment)
     ports = [port_of(first), port_of(second)]
     for queue_name, times in {"a": 3, "b": 5}.items():
         enqueue_many(lunch.eat.using(queue_name=queue_name).call("rice") for _ in range(times))
