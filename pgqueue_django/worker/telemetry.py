@@ -260,15 +260,18 @@ def _sum(kind: str, one: tuple[float, float], other: tuple[float, float]) -> tup
 
 
 def _whole(metric: Metric) -> Metric:
-    """Without histograms that a process is just making: they lack buckets, and no parser takes them."""
+    """Without histograms that a process is just making: they lack buckets, and no parser takes them.
+
+    Nor do they take one whose samples are not together, as those of older versions of prometheus_client are.
+    """
     if metric.type == "histogram":
         made = {_without_bound(sample) for sample in metric.samples if sample.labels.get("le") == "+Inf"}
-        metric.samples = [sample for sample in metric.samples if _without_bound(sample) in made]
+        metric.samples = sorted((one for one in metric.samples if _without_bound(one) in made), key=_without_bound)
     return metric
 
 
-def _without_bound(sample: Sample) -> frozenset[tuple[str, str]]:
-    return frozenset(pair for pair in sample.labels.items() if pair[0] != "le")
+def _without_bound(sample: Sample) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(pair for pair in sample.labels.items() if pair[0] != "le"))
 
 
 def _make(parent: Path) -> tuple[Path, int]:

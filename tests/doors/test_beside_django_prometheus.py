@@ -30,6 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from verbs import rows
 
 from doors.test_metrics import TOKEN, samples
+from doors.test_snapshot import add
 from pgqueue_django import enqueue_many, task_by_name, views
 from pgqueue_django.models import Job
 from pgqueue_django.prometheus import beside
@@ -92,6 +93,7 @@ def test_ours_follow_theirs(token: None) -> None:
 
 @OWN_URLS
 def test_the_end_of_openmetrics_stays_last(token: None) -> None:
+    add("billing", "shop.tasks.charge", State.SUCCEEDED, 0.1, 0.1)
     answer = ask("/metrics?openmetrics")
     assert answer["Content-Type"] == openmetrics.CONTENT_TYPE_LATEST
     assert answer.content.count(b"# EOF\n") == 1
