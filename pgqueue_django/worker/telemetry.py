@@ -55,6 +55,7 @@ _OUTCOMES = {
 }
 _SAMPLE_SECONDS = 1.0
 _PREFIX = "pgqueue-worker-"
+_FILE_BYTES = 1 << 16  # as prometheus_client makes them
 
 
 class _Names:
@@ -89,6 +90,7 @@ class Meter:
         """``directory``: of its supervisor."""
         if directory is not None:
             self._hold = _hold(directory)
+            _reserve(directory)
         self._queues = _Names(directory and directory / "queues")
         self._tasks = _Names(directory and directory / "tasks")
         self._jobs = Counter(
@@ -290,6 +292,14 @@ def _hold(path: Path) -> int:
     hold = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     fcntl.flock(hold, fcntl.LOCK_SH)
     return hold
+
+
+def _reserve(directory: Path) -> None:
+    """Room for what this process counts; where there is none, OSError here is better than SIGBUS at the first value."""
+    for kind in ("counter", "histogram", "gauge_livesum"):
+        with suppress(FileExistsError):
+            with (directory / f"{kind}_{os.getpid()}.db").open("xb") as file:
+                file.write(bytes(_FILE_BYTES))
 
 
 def _clear(parent: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import socket
 import stat
 import subprocess
@@ -29,6 +30,7 @@ from pgqueue_django import enqueue_many
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.worker import telemetry
+from tests.machine import handlers
 from tests.machine import metric_handlers as lunch
 
 from .workers import GRACE, REAL_DATABASE, ROOT, Process, notes, wait_for
@@ -419,6 +421,30 @@ def test_a_killed_supervisors_directory_goes_with_the_next_one_when_nobody_lives
     assert not directory.exists()
     assert third.stop() == 0
     assert [one.name for one in parent.iterdir()] == ["counter_1.db"]
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "full"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    with suppress(OSError):
+        (place / "full").write_bytes(bytes(1 << 20))
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_where_there_is_no_room_for_metrics_jobs_run(process: Start, full_disk: Path) -> None:
+    """A page of memory without room for it in its file is SIGBUS, for each process that follows, too."""
+    environment = {telemetry.VARIABLE: str(full_disk)}
+    started = process("--metrics-port", "127.0.0.1:0", "--processes", "1", environment=environment)
+    handlers.do_nothing.enqueue()
+    wait_for(all_ended, 30)
+    assert "metrics cannot be kept: [Errno 28] No space left on device" in started.log
+    assert Page(port_of(started)).samples == {}
+    assert started.stop() == 0
 
 
 def test_what_a_process_is_just_making_does_not_spoil_the_page(tmp_path: Path, monkeypatch: Any) -> None:
