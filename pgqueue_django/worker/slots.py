@@ -82,6 +82,11 @@ class Slots:
             return self._busy + len(self._waiting)
 
     @property
+    def busy(self) -> int:
+        """Attempts that run."""
+        return self._busy
+
+    @property
     def waiting(self) -> int:
         """Attempts that wait for a place."""
         return len(self._waiting)

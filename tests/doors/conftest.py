@@ -12,8 +12,8 @@ from django.test import Client
 
 from pgqueue_django import views
 
-# A project of its own; test_kit_project.py runs its tests.
-collect_ignore = ["kit_project"]
+# Projects of their own; test_kit_project.py runs the tests of one, test_beside_django_prometheus.py the other.
+collect_ignore = ["kit_project", "prometheus_project"]
 
 JOB_RIGHTS = ("view_job", "view_job_payload", "requeue_job", "cancel_job", "delete_job", "view_dashboard")
 
