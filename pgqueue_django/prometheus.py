@@ -15,8 +15,8 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.cache import add_never_cache_headers, patch_vary_headers
 
+from . import answers, views
 from . import metrics as exposition
-from . import views
 
 logger = logging.getLogger("pgqueue_django")
 
@@ -62,12 +62,12 @@ def beside(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseB
 
 def _ours(request: HttpRequest, content_type: str) -> bytes | None:
     """In the format of that content type; None: not for who asks."""
-    until = views._until()
+    until = answers.until()
     taken = None
     try:
-        if not views._opened(request) and views._refusal(request, until):
+        if views.metrics_refusal(request, until):
             return None
-        taken = views._shared.reading(until)
-    except views.Unanswered as error:
+        taken = answers.shared.reading(until)
+    except answers.Unanswered as error:
         logger.warning("metrics: %s", error)
     return exposition.render(taken, content_type)[0]

@@ -10,7 +10,7 @@ from django.contrib.auth.models import AbstractBaseUser, Permission, User
 from django.db import connection
 from django.test import Client
 
-from pgqueue_django import views
+from pgqueue_django import answers
 
 # Projects of their own; test_kit_project.py runs the tests of one, test_beside_django_prometheus.py the other.
 collect_ignore = ["kit_project", "prometheus_project"]
@@ -25,7 +25,7 @@ def closed_metrics(settings: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def no_reading_of_the_test_before() -> None:
-    views._shared.forget()
+    answers.shared.forget()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from verbs import rows
 
 from doors.test_metrics import TOKEN, samples
 from doors.test_snapshot import add
-from pgqueue_django import enqueue_many, task_by_name, views
+from pgqueue_django import answers, enqueue_many, task_by_name
 from pgqueue_django.models import Job
 from pgqueue_django.prometheus import beside
 from pgqueue_django.states import State
@@ -151,7 +151,7 @@ def test_theirs_comes_without_a_database(
 ) -> None:
     client = browser("view_dashboard") if with_session else Client()
     headers = {} if with_session else {"Authorization": f"Bearer {TOKEN}"}
-    views._shared.forget()
+    answers.shared.forget()
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         there = {"HOST": "127.0.0.1", "PORT": reserved.getsockname()[1]}

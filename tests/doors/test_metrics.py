@@ -24,7 +24,7 @@ from verbs import rows
 
 from doors.conftest import fill
 from doors.test_snapshot import add
-from pgqueue_django import counts, metrics, problems, snapshot, stats, transitions, views
+from pgqueue_django import answers, counts, metrics, problems, snapshot, stats, transitions, views
 from pgqueue_django.models import Count, Job, Schedule, Stat, Worker
 from pgqueue_django.states import State
 
@@ -91,7 +91,7 @@ def test_an_inactive_user_may_not(person: Any) -> None:
 def test_an_unknown_visitor_is_told_how_to_be_known_and_costs_no_query(
     django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(views, "_answer")  # nor a connection
+    monkeypatch.delattr(answers, "answer")  # nor a connection
     with django_assert_num_queries(0):
         answer = Client().get(URL)
     assert answer.status_code == 401
@@ -261,7 +261,7 @@ def test_beyond_the_cap_it_is_the_last_full_count_with_its_age(token: None, monk
     assert before["pgqueue_jobs_count_age_seconds"]["failed",] == 0
     counts.take("default", counts.crowded("default"))
     Count.objects.update(counted_at=rows.database_now() - timedelta(seconds=100))
-    views._shared.forget()
+    answers.shared.forget()
     after = scrape()
     assert {queue: value for (queue, state), value in after["pgqueue_jobs"].items() if state == "dead"} == {
         "q0": 10, "q1": 10, "q2": 10,
@@ -402,11 +402,11 @@ def test_no_connection_is_left_open(token: None, second_connection: Any) -> None
 
 
 class Askers:
-    """Some who ask at the same time; ``_answer`` waits until all of them do."""
+    """Some who ask at the same time; ``answer`` waits until all of them do."""
 
     def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
-        monkeypatch.setattr(views, "_answer", self.fail if fails else self.answer)
-        self.shared = views._Shared()
+        monkeypatch.setattr(answers, "answer", self.fail if fails else self.answer)
+        self.shared = answers.Readings()
         self.tries: list[float] = []
         self._coming = count
         self.rivals = [rows.Rival(self.ask) for _ in range(count)]
@@ -422,7 +422,7 @@ class Askers:
 
     def fail(self, ask: Any, until: float) -> Any:
         self.answer(ask, until)
-        raise views.Unanswered("away")
+        raise answers.Unanswered("away")
 
 
 def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,12 +432,12 @@ def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyP
     assert all(rival.result() is first for rival in askers.rivals)
     assert askers.shared.reading() is first
     assert len(askers.tries) == 1
-    rows.wait_for(lambda: time.monotonic() > askers.tries[0] + views.SHARED_SECONDS)
+    rows.wait_for(lambda: time.monotonic() > askers.tries[0] + answers.SHARED_SECONDS)
     assert askers.shared.reading() is not first
 
 
 def test_who_has_waited_for_a_slow_reading_does_not_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "SHARED_SECONDS", -1.0)  # each is too old for who comes later
+    monkeypatch.setattr(answers, "SHARED_SECONDS", -1.0)  # each is too old for who comes later
     askers = Askers(5, monkeypatch)
     first = askers.rivals[0].result()
     assert all(rival.result() is first for rival in askers.rivals)
@@ -448,9 +448,9 @@ def test_who_has_waited_for_a_slow_reading_does_not_wait_for_another(monkeypatch
 def test_all_who_wait_for_an_answer_that_does_not_come_hear_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
     askers = Askers(5, monkeypatch, fails=True)
     for rival in askers.rivals:
-        with pytest.raises(views.Unanswered):
+        with pytest.raises(answers.Unanswered):
             rival.result()
     assert len(askers.tries) == 1
-    with pytest.raises(views.Unanswered):
+    with pytest.raises(answers.Unanswered):
         askers.shared.reading()
     assert len(askers.tries) == 2, "who comes later asks again"

@@ -14,7 +14,7 @@ from django.test import Client
 from verbs import rows
 
 from doors.test_snapshot import add
-from pgqueue_django import problems, queues, snapshot, transitions, views
+from pgqueue_django import answers, problems, queues, snapshot, transitions
 from pgqueue_django.models import Job, Schedule, Stat, Worker
 from pgqueue_django.problems import Problem, Rule, Severity
 from pgqueue_django.snapshot import Table
@@ -206,7 +206,7 @@ def test_it_is_well_while_there_are_warnings_only() -> None:
 
 
 def ask_again(query: str = "", **headers: str) -> tuple[int, Any]:
-    views._shared.forget()
+    answers.shared.forget()
     return ask(query, **headers)
 
 

@@ -21,7 +21,7 @@ ORDER = (  # as lines of words: a list of strings reads worse
     worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
     worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
     worker.loop worker.supervisor worker.process worker.progress worker.reload
-    metrics backend deadline access views prometheus
+    metrics backend answers deadline access views prometheus
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
     api.views api.urls api
     dashboard urls admin testing.backends testing.kit testing pytest_plugin checks
