@@ -205,6 +205,18 @@ class Job(models.Model):
         db_comment="A short text for people, made at enqueue",
     )
 
+    error_type = models.CharField(
+        _("error type"), max_length=200, null=True, db_comment="Exception of the newest attempt, if that failed"
+    )
+    error_fingerprint = models.CharField(
+        _("error fingerprint"),
+        max_length=16,
+        null=True,
+        db_comment="The same for errors that look alike: hash of the type, the place and the message without numbers",
+    )
+    copy_of = models.BigIntegerField(
+        _("copy of"), null=True, db_comment="The job that a person made this one of, with other arguments"
+    )
     trace = models.JSONField(
         pgettext_lazy("queue", "trace"), null=True, db_comment="Trace context of who enqueued it, as W3C headers"
     )
@@ -255,6 +267,11 @@ class Job(models.Model):
                 fields=["state", "-id"],
                 condition=Q(state__in=[State.FAILED.value, State.DEAD.value]),
                 name="pgqueue_job_broken",
+            ),
+            models.Index(
+                fields=["error_fingerprint", "-id"],
+                condition=Q(state__in=[State.FAILED.value, State.DEAD.value]),
+                name="pgqueue_job_error",
             ),
             models.Index(
                 fields=["prune_after"],

@@ -20,6 +20,9 @@ from .exceptions import InvalidOption, InvalidPayload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+Label = str | Callable[..., object]
+"""A short text for people, or what makes one of a call's arguments."""
+
 MAX_PRIORITY = 100
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 
@@ -40,6 +43,7 @@ class JobOptions:
     backoff: Backoff | None = None
     atomic: bool = False
     api: bool = False
+    label: Label | None = None
 
 
 def job_options(
@@ -49,6 +53,7 @@ def job_options(
     backoff: Backoff | None = None,
     atomic: bool = False,
     api: bool = False,
+    label: Label | None = None,
 ) -> Callable[[F], F]:
     """Say below Django's own ``@task`` what it has no words for.
 
@@ -61,8 +66,9 @@ def job_options(
     They mean what they mean to our own ``@task``. It only marks the function, so that the module can be imported under
     any backend; others do not read it. Raises InvalidOption.
     """
-    options = JobOptions(max_attempts, seconds(timeout), backoff, atomic, api)
+    options = JobOptions(max_attempts, seconds(timeout), backoff, atomic, api, label)
     check_max_attempts(max_attempts)
+    check_label(label)
     if backoff is not None:
         check_backoff(backoff)
 
@@ -114,6 +120,11 @@ def check_priority(priority: object) -> None:
 def check_max_attempts(count: object) -> None:
     if count is not None and (not _is_whole(count) or not 1 <= count <= _MAX_INT):  # type: ignore[operator]
         raise InvalidOption(f"max_attempts={count!r}: a whole number of at least 1.")
+
+
+def check_label(label: object) -> None:
+    if label is not None and not isinstance(label, str) and not callable(label):
+        raise InvalidOption(f"label={label!r:.100}: a text, or a function of the task's arguments that makes one.")
 
 
 def check_backoff(backoff: object) -> None:

@@ -6,6 +6,8 @@ carry it there. A lost lease is no outcome: it is what the fence answers when an
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,6 +29,15 @@ class Kind(StrEnum):
     WORKER_LOST = "worker_lost"  # the worker process is known to be dead
 
 
+_FRAME = re.compile(r'^  File "([^"]*)", line \d+, in (.*)$', re.M)
+_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+)[/\\]")
+# What differs from one occurrence of an error to the next: UUIDs, addresses, other hex numbers, numbers.
+_VARIABLE = re.compile(
+    r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|0x[0-9a-f]+|\b(?=\w*\d)[0-9a-f]{8,}\b|\d+", re.I
+)
+_COMPARED = 300  # characters of a message
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One failed attempt: what the history keeps of it. All texts are storable (see payload.storable_text)."""
@@ -35,6 +46,19 @@ class Failure:
     error_type: str
     message: str
     traceback: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for failures that look like one error: their type, where it was raised, and what the message says.
+
+        Where: the innermost frame that is not of a library, without its line, which another version may have moved.
+        Without numbers and ids in the message. 16 hex digits.
+        """
+        frames = _FRAME.findall(self.traceback)
+        own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+        place = "/".join((own or frames)[-1]) if frames else ""
+        message = _VARIABLE.sub("#", self.message.partition("\n")[0][:_COMPARED])
+        return hashlib.sha256("\0".join((self.error_type, place, message)).encode()).hexdigest()[:16]
 
     def entry(self) -> dict[str, Any]:
         return {

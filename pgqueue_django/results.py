@@ -64,6 +64,7 @@ class PgQueueTask(compat.Task):  # type: ignore[type-arg]  # at run time it take
     backoff: Backoff | None = None
     atomic: bool = False
     api: bool = False
+    label: options.Label | None = None
     idempotency_key: str | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +84,7 @@ def check(task: Any) -> None:
     options.check_queue_name(task.queue_name)
     options.check_max_attempts(getattr(task, "max_attempts", None))
     options.check_key(getattr(task, "idempotency_key", None))
+    options.check_label(getattr(task, "label", None))
     if (backoff := getattr(task, "backoff", None)) is not None:
         options.check_backoff(backoff)
     timeout = getattr(task, "timeout", None)

@@ -7,6 +7,7 @@ argument that is no JSON, an option out of its range. What passes is one INSERT 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -27,11 +28,16 @@ from .models import Job
 from .states import State
 from .transitions import Enqueued, NewJob
 
+logger = logging.getLogger("pgqueue_django")
+
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _PATH = re.compile(r"(?:[^\W\d]\w*\.)+[^\W\d]\w*")
+
+MAX_LABEL = 200
+"""Characters of a label that are kept."""
 
 _known: dict[str, Task[Any, Any]] = {}
 _unknown_until: dict[str, float] = {}
@@ -46,6 +52,7 @@ class Options(TypedDict, total=False):
     run_after: datetime | timedelta | None
     idempotency_key: str | None
     max_attempts: int
+    label: str
     database: str
 
 
@@ -69,6 +76,8 @@ class Task(Generic[P, R_co]):
     api: bool = False
     run_after: datetime | timedelta | None = None
     idempotency_key: str | None = None
+    label: options.Label | None = None
+    """A short text for people, or what makes one of the arguments of each call."""
     database: str | None = None
     signature: payload.Signature | None = field(default=None, repr=False, compare=False)
     origin: Any = field(default=None, repr=False, compare=False)
@@ -83,6 +92,7 @@ class Task(Generic[P, R_co]):
         options.check_backoff(self.backoff)
         options.check_run_after(self.run_after)
         options.check_key(self.idempotency_key)
+        options.check_label(self.label)
         if self.database is not None and self.database not in connections:
             raise InvalidOption(f"database={self.database!r}: not in DATABASES ({', '.join(connections)}).")
 
@@ -167,7 +177,18 @@ class Task(Generic[P, R_co]):
             max_attempts=self.max_attempts or settings.MAX_ATTEMPTS,
             backoff=self.backoff.text,
             idempotency_key=self.idempotency_key,
+            label="" if self.label is None else self._label(args, kwargs),
         )
+
+    def _label(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """At most ``MAX_LABEL`` characters; none where none can be made of these arguments, as the log says."""
+        try:
+            text = self.label if isinstance(self.label, str) else self.label(*args, **kwargs)  # type: ignore[misc]
+            return payload.storable_text(str(text)[:MAX_LABEL])[:MAX_LABEL]
+        except Exception as error:  # the job matters, its label does not
+            # Without the error's text, which may hold an argument.
+            logger.warning("%s: no label could be made: %s", self.path, type(error).__name__)
+            return ""
 
     def _check_importable(self) -> None:
         """A task that no worker can import is told to who enqueues it, not to the log of a worker."""
@@ -216,6 +237,7 @@ def task(
     backoff: Backoff = ...,
     atomic: bool = ...,
     api: bool = ...,
+    label: options.Label | None = ...,
     takes_context: Literal[True],
 ) -> _ContextDecorator: ...
 @overload
@@ -228,6 +250,7 @@ def task(
     backoff: Backoff = ...,
     atomic: bool = ...,
     api: bool = ...,
+    label: options.Label | None = ...,
     takes_context: Literal[False] = ...,
 ) -> _Decorator: ...
 def task(
@@ -242,13 +265,15 @@ def task(
     atomic: bool = False,
     takes_context: bool = False,
     api: bool = False,
+    label: options.Label | None = None,
 ) -> Any:
     """Make a task of a function of a module: ``@task`` or ``@task(queue_name="billing", ...)``.
 
     ``timeout`` is the longest an attempt may run, in seconds. ``atomic=True`` runs a plain function and the
     record of its success in one transaction on the jobs' database, and needs a timeout. ``takes_context=True``
     passes a ``JobContext`` as the first argument, which callers leave out. ``api=True``: jobs of it may be enqueued
-    over HTTP by those who have the right. Raises InvalidOption.
+    over HTTP by those who have the right. ``label`` makes a short text for people of the arguments of each call:
+    ``label=lambda invoice_id, **_: f"invoice {invoice_id}"``. Raises InvalidOption.
     """
 
     def decorate(function: Callable[..., Any]) -> Task[Any, Any]:
@@ -271,6 +296,7 @@ def task(
             atomic=atomic,
             takes_context=takes_context,
             api=api,
+            label=label,
             signature=payload.Signature(function, skip_context=takes_context),
         )
 
@@ -305,6 +331,7 @@ def of_django(task: Any) -> Task[..., Any]:
         atomic=getattr(task, "atomic", False) or said.atomic,
         takes_context=task.takes_context,
         api=getattr(task, "api", False) or said.api,
+        label=getattr(task, "label", None) or said.label,
         run_after=options.aware(task.run_after),
         idempotency_key=getattr(task, "idempotency_key", None),
         signature=_plain_signature(task.func, task.takes_context),

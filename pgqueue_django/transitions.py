@@ -159,7 +159,12 @@ _HISTORY = """
     (CASE WHEN jsonb_array_length(job.history) >= %s THEN job.history - 1 ELSE job.history END)
     || jsonb_build_array(jsonb_build_object(
         'attempt', job.attempts, 'worker', job.worker_id,
-        'started_at', job.started_at, 'ended_at', statement_timestamp()) || told.failure::jsonb)
+        'started_at', job.started_at, 'ended_at', statement_timestamp()) || (told.failure::jsonb - 'fingerprint'))
+"""
+
+# Of the newest failed attempt, in columns: to be looked for, and grouped.
+_ERROR = """
+    error_type = told.failure::jsonb ->> 'error_type', error_fingerprint = told.failure::jsonb ->> 'fingerprint'
 """
 
 _PAST_WORKERS = 999
@@ -642,6 +647,7 @@ _SETTLE = f"""
         prune_after = {_PRUNE_AFTER},
         result = CASE WHEN told.state = 'succeeded' THEN COALESCE(told.result, 'null')::json END,
         history = CASE WHEN told.failure IS NULL THEN job.history ELSE {_HISTORY} END,
+        {_ERROR},
         {_PAST.format(ends="told.failure IS NOT NULL")}
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
     RETURNING job.id
@@ -711,6 +717,11 @@ def settle_inside(using: str, settlement: Settlement) -> Fenced:
         return _settle(cursor, {job.id: settlement}, dict([job.pair]))
 
 
+def _failure(failure: Failure) -> str:
+    """What ``_HISTORY`` and ``_ERROR`` read."""
+    return json.dumps({**failure.entry(), "fingerprint": failure.fingerprint})
+
+
 def _settle(cursor: CursorWrapper, told: Mapping[int, Settlement], tokens: Mapping[int, int]) -> Fenced:
     """``told`` and ``tokens`` by id, in the order of the ids."""
     limits = conf.current()
@@ -729,7 +740,7 @@ def _settle(cursor: CursorWrapper, told: Mapping[int, Settlement], tokens: Mappi
         else:
             delays.append(_element(outcome.delay if isinstance(outcome, Retried) else None))
             results.append(None)
-            failures.append(json.dumps(outcome.failure.entry()))
+            failures.append(_failure(outcome.failure))
     ids = _array(map(str, told))
     cursor.execute(
         _SETTLE,
@@ -823,6 +834,7 @@ _GIVE_UP = f"""
         finished_at = CASE WHEN told.state = 'dead' THEN statement_timestamp() END,
         prune_after = {_PRUNE_AFTER},
         history = {_HISTORY},
+        {_ERROR},
         {_PAST.format(ends="true")}
     FROM told WHERE job.id = told.id AND job.id = ANY(%s::bigint[])
 """
@@ -852,7 +864,7 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
                 _GIVE_UP,
                 [
                     *(ids, [row.fencing_token for row in rows], [str(state) for state in states]),
-                    *(delays, keeps, [json.dumps(failure.entry())] * len(rows)),
+                    *(delays, keeps, [_failure(failure)] * len(rows)),
                     *(limits.IDEMPOTENCY_RETENTION, limits.MAX_HISTORY, ids),
                 ],
             )

@@ -83,7 +83,7 @@ def export(context: JobContext, report_id: int) -> int:
     return report_id
 
 
-@task(takes_context=True, timeout=60, api=True)
+@task(takes_context=True, timeout=60, api=True, label=lambda path: f"file {path}")
 async def crawl(context: JobContext, url: str) -> float:
     return 0.5
 
@@ -176,6 +176,7 @@ def right_options() -> None:
     charge.using(
         queue_name="q", priority=3, run_after=NOW, idempotency_key="k", max_attempts=1, database="default"
     ).enqueue(7)
+    charge.using(label="invoice 7").enqueue(7)
     charge.using(run_after=timedelta(minutes=1)).using(idempotency_key=None).enqueue(7)
     task(max_attempts=None, timeout=None)(late)
     assert_type(marked(7), bool)
@@ -189,6 +190,8 @@ def wrong_options() -> None:
     task(queue="billing")  # type: ignore[call-overload]
     task(timeout="30")  # type: ignore[call-overload]
     task(api="yes")  # type: ignore[call-overload]
+    task(label=3)  # type: ignore[call-overload]
+    charge.using(label=str)  # type: ignore[arg-type]
     task(takes_context=True)(late)  # type: ignore[arg-type]
     job_options(queue_name="billing")  # type: ignore[call-arg]
     job_options(timeout="30")  # type: ignore[arg-type]

@@ -32,6 +32,20 @@ def refund(amount: Amount) -> int:
     return amount.cents
 
 
+@task(label=lambda invoice_id, note="-", **_: f"invoice {invoice_id}, {note}")
+def labelled(invoice_id: int, note: str = "-", urgent: bool = False) -> int:
+    return invoice_id
+
+
+@task(takes_context=True, label="a report")
+def report(context: JobContext, report_id: int) -> int:
+    return report_id
+
+
+@task(label=lambda: "never called with arguments")
+def mislabelled(invoice_id: object) -> None: ...
+
+
 def _plain() -> None:
     """Not a task."""
 

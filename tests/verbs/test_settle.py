@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from pgqueue_django import transitions
 from pgqueue_django.conf import DAY
 from pgqueue_django.models import Job, Stat
-from pgqueue_django.outcomes import DeadLettered, Failed, Retried, Succeeded
+from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Succeeded
 from pgqueue_django.states import State
 from pgqueue_django.transitions import Claimed, Settlement
 
@@ -105,6 +105,31 @@ def test_a_failed_attempt_is_remembered(held: Claimed) -> None:
         "message": "boom",
         "traceback": "Traceback ...",
     }
+
+
+def test_the_newest_error_is_in_columns_until_an_attempt_succeeds(held: Claimed) -> None:
+    def error() -> tuple[str | None, str | None]:
+        job = Job.objects.get(pk=held.id)
+        return job.error_type, job.error_fingerprint
+
+    other = Failure(Kind.ERROR, "shop.CardError", "declined")
+    settle(held, Retried(BOOM, 0))
+    assert error() == ("ValueError", BOOM.fingerprint)
+    transitions.run_now(DB, [held.id])
+    settle(claim()[0], Failed(other))
+    assert error() == ("shop.CardError", other.fingerprint)
+    transitions.requeue(DB, [held.id])
+    assert error() == ("shop.CardError", other.fingerprint)
+    settle(claim()[0], Succeeded("1"))
+    assert error() == (None, None)
+
+
+def test_an_attempt_that_was_given_up_has_its_error_in_columns() -> None:
+    job = make_job("running", expired=True, max_attempts=1)
+    transitions.reap(DB, by="reaper")
+    job.refresh_from_db()
+    assert job.error_type == "LeaseExpired"
+    assert len(job.error_fingerprint or "") == 16
 
 
 def test_a_success_keeps_the_failures_before_it(held: Claimed) -> None:

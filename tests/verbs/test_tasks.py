@@ -22,6 +22,7 @@ from pgqueue_django import (
     TaskNotFound,
     enqueue,
     enqueue_many,
+    job_options,
     payload,
     task,
     task_by_name,
@@ -29,6 +30,7 @@ from pgqueue_django import (
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Succeeded
 from pgqueue_django.states import State
+from pgqueue_django.tasks import MAX_LABEL
 
 from . import tasks_of_tests as tasks
 from .rows import claim_one, make_job, seconds_from_now, settle, statements
@@ -43,6 +45,42 @@ def test_a_call_becomes_a_row() -> None:
     assert (job.task, job.queue_name, job.priority) == (f"{tasks.__name__}.charge", "billing", 10)
     assert (job.args, job.kwargs, job.max_attempts) == ([7], {"amount_cents": 1999}, 3)
     assert job.backoff == {"base": 2, "factor": 2, "cap": 3600}
+
+
+def test_a_label_is_made_of_the_arguments_of_each_call() -> None:
+    tasks.labelled.enqueue(7, urgent=True)
+    tasks.labelled.enqueue(8, "for Zoë")
+    enqueue_many([tasks.labelled.call(9), tasks.labelled.using(label="by hand {0}").call(10)])
+    tasks.report.enqueue(1)
+    tasks.charge.enqueue(1)
+    labels = list(Job.objects.order_by("id").values_list("label", flat=True))
+    assert labels == ["invoice 7, -", "invoice 8, for Zoë", "invoice 9, -", "by hand {0}", "a report", ""]
+
+
+def test_a_label_is_cut_and_made_storable() -> None:
+    tasks.labelled.enqueue(7, "x" * 500)
+    tasks.labelled.using(label="a\0b\udc80" + "y" * 300).enqueue(7)
+    long, strange = Job.objects.order_by("id").values_list("label", flat=True)
+    assert long == ("invoice 7, " + "x" * 500)[:MAX_LABEL]
+    assert strange.startswith("a\\x00b\\udc80yyy")
+    assert len(strange) == MAX_LABEL
+
+
+def test_where_no_label_can_be_made_the_job_is_enqueued_without_and_its_arguments_are_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks.mislabelled.enqueue("a secret")
+    assert Job.objects.get().label == ""
+    assert "mislabelled: no label could be made: TypeError" in caplog.text
+    assert "a secret" not in caplog.text
+
+
+@pytest.mark.parametrize("label", [3, b"x", ["a"]])
+def test_what_is_no_label_is_refused(label: Any) -> None:
+    with pytest.raises(InvalidOption, match="label="):
+        tasks.charge.using(label=label)
+    with pytest.raises(InvalidOption, match="label="):
+        job_options(label=label)
 
 
 def test_the_function_enqueue_does_the_same() -> None:
