@@ -50,6 +50,7 @@ NOW = datetime.now(UTC)
     backoff=Backoff(base=1, factor=2, cap=600),
     atomic=True,
     api=True,
+    label=len,
 )
 def charge(invoice_id: int, amount_cents: int = 0) -> dict[str, int]:
     return {}
@@ -83,7 +84,7 @@ def export(context: JobContext, report_id: int) -> int:
     return report_id
 
 
-@task(takes_context=True, timeout=60, api=True, label=lambda path: f"file {path}")
+@task(takes_context=True, timeout=60, api=True, label="a file")
 async def crawl(context: JobContext, url: str) -> float:
     return 0.5
 
