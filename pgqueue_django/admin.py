@@ -25,7 +25,7 @@ import django
 from django import forms
 from django.apps import apps
 from django.contrib import admin, messages
-from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
@@ -234,7 +234,7 @@ class JobAdminMixin(_JobAdmin):
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
     ordering = ("-id",)
-    actions = ("requeue_jobs", "cancel_jobs")
+    actions = ("requeue_jobs", "run_jobs_now", "cancel_jobs", "delete_finished_jobs")
     job_template = "admin/pgqueue_django/job/detail.html"
 
     class Media:
@@ -257,6 +257,12 @@ class JobAdminMixin(_JobAdmin):
 
     def has_cancel_permission(self, request: HttpRequest) -> bool:
         return self._has(request, "cancel_job")
+
+    def has_run_now_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "run_job_now")
+
+    def has_delete_finished_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "delete_job")
 
     def has_payload_permission(self, request: HttpRequest) -> bool:
         """Whether arguments, result and the texts of errors may be shown."""
@@ -324,10 +330,20 @@ class JobAdminMixin(_JobAdmin):
         """Of the selected jobs, those that have finished go back to their queue."""
         self._move(request, "requeue", queryset)
 
+    @admin.action(permissions=["run_now"], description=_("Run selected jobs now"))
+    def run_jobs_now(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Of the selected jobs, those that wait for their time or for another attempt are ready at once."""
+        self._move(request, "run_now", queryset)
+
     @admin.action(permissions=["cancel"], description=_("Cancel selected jobs"))
     def cancel_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
         """Of the selected jobs, those that have not finished are cancelled."""
         self._move(request, "cancel", queryset)
+
+    @admin.action(permissions=["delete_finished"], description=_("Delete selected jobs that have finished"))
+    def delete_finished_jobs(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        """Of the selected jobs, those that have finished are gone."""
+        self._move(request, "delete_finished", queryset)
 
     def _move(self, request: HttpRequest, verb: str, queryset: QuerySet[Job]) -> None:
         using = router.db_for_write(self.model)
@@ -338,10 +354,13 @@ class JobAdminMixin(_JobAdmin):
         for chunk in _chunks(ids[:LISTED]):
             # One transaction for what was done and who did it, where the log is in the same database.
             with transaction.atomic(using=using):
+                # Before: of what is deleted there is no row afterwards.
+                rows = self.get_queryset(request).only("pk", "task").in_bulk(chunk)
                 done = _VERBS[verb].move(using, chunk)
                 if done:
-                    rows = self.get_queryset(request).filter(pk__in=done).only("pk", "task")
-                    LogEntry.objects.log_actions(request.user.pk, rows, CHANGE, str(_VERBS[verb].logged))  # type: ignore[arg-type]
+                    changed: Any = [rows[pk] for pk in sorted(done)]
+                    flag = DELETION if verb == "delete_finished" else CHANGE
+                    LogEntry.objects.log_actions(request.user.pk, changed, flag, str(_VERBS[verb].logged))  # type: ignore[arg-type]
             moved |= done
             skipped += [pk for pk in chunk if pk not in done]
         self.message_user(request, *_report(using, verb, moved, skipped))
@@ -365,7 +384,9 @@ class JobAdminMixin(_JobAdmin):
 
         return [
             path("<int:pk>/requeue/", button("requeue"), name=f"{name}_requeue"),
+            path("<int:pk>/run-now/", button("run_now"), name=f"{name}_run_now"),
             path("<int:pk>/cancel/", button("cancel"), name=f"{name}_cancel"),
+            path("<int:pk>/delete-finished/", button("delete_finished"), name=f"{name}_delete_finished"),
             *super().get_urls(),
         ]
 
@@ -378,7 +399,8 @@ class JobAdminMixin(_JobAdmin):
         if not self.get_queryset(request).filter(pk=pk).exists():
             return self._gone(request, str(pk))
         self._move(request, verb, self.get_queryset(request).filter(pk=pk))
-        return HttpResponseRedirect(self._url("change", pk))
+        is_there = self.get_queryset(request).filter(pk=pk).exists()
+        return HttpResponseRedirect(self._url("change", pk) if is_there else self._url("changelist"))
 
     def change_view(
         self,
@@ -430,7 +452,7 @@ class JobAdminMixin(_JobAdmin):
             "buttons": [
                 {"verb": verb, "text": known.button, "url": self._url(verb, job.pk)}
                 for verb, known in _VERBS.items()
-                if job.state in TRANSITIONS[verb].sources and self._may(request, verb)
+                if job.state in TRANSITIONS[known.arrow].sources and self._may(request, verb)
             ],
             # Texts, not the row: what a template cannot reach, it cannot show.
             "number": job.pk,
@@ -460,6 +482,7 @@ class JobAdminMixin(_JobAdmin):
 
 @dataclass(frozen=True)
 class _Verb:
+    arrow: str  # in states.TRANSITIONS
     move: Callable[[str, Collection[int]], set[int]]
     button: Any
     done: Any
@@ -468,16 +491,32 @@ class _Verb:
 
 _VERBS = {
     "requeue": _Verb(
+        "requeue",
         transitions.requeue,
         pgettext_lazy("queue", "Requeue"),
         ngettext_lazy("%(count)s requeued", "%(count)s requeued", "count"),
         _("Requeued."),
     ),
+    "run_now": _Verb(
+        "run_now",
+        transitions.run_now,
+        _("Run now"),
+        ngettext_lazy("%(count)s made ready", "%(count)s made ready", "count"),
+        _("Made ready."),
+    ),
     "cancel": _Verb(
+        "cancel",
         transitions.cancel,
         pgettext_lazy("queue", "Cancel"),
         ngettext_lazy("%(count)s cancelled", "%(count)s cancelled", "count"),
         _("Cancelled."),
+    ),
+    "delete_finished": _Verb(
+        "delete",
+        transitions.delete,
+        pgettext_lazy("queue", "Delete"),
+        ngettext_lazy("%(count)s deleted", "%(count)s deleted", "count"),
+        _("Deleted."),
     ),
 }
 

@@ -236,6 +236,7 @@ class Job(models.Model):
             ("view_job_payload", "Can view the arguments, result and errors of jobs"),
             ("enqueue_job", "Can enqueue jobs over HTTP"),
             ("requeue_job", "Can send finished jobs back to their queue"),
+            ("run_job_now", "Can run waiting jobs now"),
             ("cancel_job", "Can cancel jobs"),
             ("pause_queue", "Can pause and resume queues"),
             ("view_dashboard", "Can view the dashboard and the metrics of the queue"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
-from django.contrib.admin.models import LogEntry
+from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
 from django.http import HttpResponse
@@ -56,11 +57,33 @@ PEOPLE: dict[str, tuple[str, ...] | None] = {
     "requeuer": ("view_job", "requeue_job"),
     "canceller": ("view_job", "cancel_job"),
     "blind": ("requeue_job", "cancel_job"),  # acts, but may not see
+    "runner": ("view_job", "run_job_now"),
     "deleter": ("view_job", "delete_job"),
     "superuser": (),
 }
-SEE = {"viewer", "payload", "requeuer", "canceller", "deleter", "superuser"}
-MAY = {"requeue": {"requeuer", "superuser"}, "cancel": {"canceller", "superuser"}}
+SEE = {"viewer", "payload", "requeuer", "canceller", "runner", "deleter", "superuser"}
+MAY = {
+    "requeue": {"requeuer", "superuser"},
+    "run_now": {"runner", "superuser"},
+    "cancel": {"canceller", "superuser"},
+    "delete_finished": {"deleter", "superuser"},
+}
+ACTIONS = {
+    "requeue": "requeue_jobs",
+    "run_now": "run_jobs_now",
+    "cancel": "cancel_jobs",
+    "delete_finished": "delete_finished_jobs",
+}
+ARROWS = {"requeue": "requeue", "run_now": "run_now", "cancel": "cancel", "delete_finished": "delete"}
+START = {"requeue": "dead", "run_now": "scheduled", "cancel": "queued", "delete_finished": "dead"}
+
+
+def button(job: Job, verb: str) -> str:
+    return page(job, verb.replace("_", "-"))
+
+
+def state_of(job: Job) -> str:
+    return Job.objects.filter(pk=job.pk).values_list("state", flat=True).first() or "gone"
 
 
 @pytest.fixture
@@ -96,29 +119,29 @@ def test_nobody_adds_changes_or_deletes(who: str, visitor: Callable[[str], Clien
 
 
 @pytest.mark.parametrize("who", PEOPLE)
-@pytest.mark.parametrize("verb", ["requeue", "cancel"])
+@pytest.mark.parametrize("verb", MAY)
 def test_who_may_act_from_the_list(who: str, verb: str, visitor: Callable[[str], Client]) -> None:
-    client, job = visitor(who), rows.make_job("dead" if verb == "requeue" else "queued")
-    client.get(LIST, {"action": f"{verb}_jobs", "_selected_action": job.pk, "index": "0"})
-    assert rows.state_of(job.pk) == job.state, "a GET changed something"
-    act(client, f"{verb}_jobs", job)
-    assert (rows.state_of(job.pk) != job.state) == (who in MAY[verb])
+    client, job = visitor(who), rows.make_job(START[verb])
+    client.get(LIST, {"action": ACTIONS[verb], "_selected_action": job.pk, "index": "0"})
+    assert state_of(job) == job.state, "a GET changed something"
+    act(client, ACTIONS[verb], job)
+    assert (state_of(job) != job.state) == (who in MAY[verb])
     rows_of = LogEntry.objects.filter(object_id=job.pk)
     assert rows_of.count() == (1 if who in MAY[verb] else 0)
 
 
 @pytest.mark.parametrize("who", PEOPLE)
-@pytest.mark.parametrize("verb", ["requeue", "cancel"])
+@pytest.mark.parametrize("verb", MAY)
 def test_who_may_act_from_the_page_of_a_job(who: str, verb: str, visitor: Callable[[str], Client]) -> None:
-    client, job = visitor(who), rows.make_job("dead" if verb == "requeue" else "queued")
+    client, job = visitor(who), rows.make_job(START[verb])
     if who in SEE:
-        offered = f'action="{page(job, verb)}"' in client.get(page(job)).content.decode()
+        offered = f'action="{button(job, verb)}"' in client.get(page(job)).content.decode()
         assert offered == (who in MAY[verb])
-    got = client.get(page(job, verb))
+    got = client.get(button(job, verb))
     assert got.status_code in (302, 405), got.status_code
-    assert rows.state_of(job.pk) == job.state, "a GET changed something"
-    answer = client.post(page(job, verb))
-    assert (rows.state_of(job.pk) != job.state) == (who in MAY[verb])
+    assert state_of(job) == job.state, "a GET changed something"
+    answer = client.post(button(job, verb))
+    assert (state_of(job) != job.state) == (who in MAY[verb])
     assert LogEntry.objects.filter(object_id=job.pk).count() == (1 if who in MAY[verb] else 0)
     if who not in MAY[verb]:
         assert answer.status_code == (302 if who in ("anonymous", "not staff") else 403)
@@ -130,7 +153,7 @@ def test_the_list_offers_only_what_one_may(who: str, visitor: Callable[[str], Cl
     rows.make_job()
     text = client.get(LIST).content.decode()
     offered = set(re.findall(r'<option value="(\w+)"', text))
-    assert offered == {f"{verb}_jobs" for verb, people in MAY.items() if who in people}
+    assert offered == {ACTIONS[verb] for verb, people in MAY.items() if who in people}
 
 
 @pytest.mark.parametrize("url", ["list", "requeue", "cancel"])
@@ -147,19 +170,29 @@ def test_a_forged_post_without_a_csrf_token_does_nothing(url: str, person: Calla
 
 @pytest.mark.parametrize("place", ["list", "page"])
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("verb", ["requeue", "cancel"])
+@pytest.mark.parametrize("verb", MAY)
 def test_an_action_moves_what_its_verb_moves_and_says_what_it_did(
     verb: str, state: State, place: str, browser: Browser
 ) -> None:
     client, job = browser(superuser=True), rows.make_job(state)
-    answer = act(client, f"{verb}_jobs", job) if place == "list" else client.post(page(job, verb), follow=True)
-    done = {"requeue": "requeued", "cancel": "cancelled"}[verb]
-    if state in TRANSITIONS[verb].sources:
-        assert rows.state_of(job.pk) in TRANSITIONS[verb].targets
+    answer = act(client, ACTIONS[verb], job) if place == "list" else client.post(button(job, verb), follow=True)
+    done = {"requeue": "requeued", "cancel": "cancelled", "run_now": "made ready", "delete_finished": "deleted"}[verb]
+    arrow = TRANSITIONS[ARROWS[verb]]
+    if state in arrow.sources:
+        assert state_of(job) in (arrow.targets or {"gone"})
         assert said(answer) == f"1 {done}."
+        assert answer.redirect_chain[-1][0] == (LIST if place == "list" or verb == "delete_finished" else page(job))
     else:
-        assert rows.state_of(job.pk) == state
+        assert state_of(job) == state
         assert said(answer) == f"0 {done}, 1 skipped: it is {state}."
+
+
+def test_who_deleted_a_job_is_in_the_log_although_the_job_is_gone(person: Callable[..., User]) -> None:
+    user, job = person(superuser=True), rows.make_job("succeeded")
+    act(log_in(user), "delete_finished_jobs", job)
+    entry = LogEntry.objects.get()
+    assert (entry.object_id, entry.user_id, entry.action_flag) == (str(job.pk), user.pk, DELETION)
+    assert entry.object_repr == str(job)
 
 
 def test_the_message_counts_what_was_skipped_and_why(browser: Browser) -> None:
@@ -177,9 +210,7 @@ def test_what_is_gone_is_said_to_be_gone(browser: Browser, monkeypatch: pytest.M
         transitions.delete(using, ids)
         return real.move(using, ids)
 
-    monkeypatch.setitem(
-        job_admin._VERBS, "requeue", job_admin._Verb(pruned_meanwhile, real.button, real.done, real.logged)
-    )
+    monkeypatch.setitem(job_admin._VERBS, "requeue", dataclasses.replace(real, move=pruned_meanwhile))
     assert said(act(browser(superuser=True), "requeue_jobs", job)) == "0 requeued, 1 skipped: it is gone."
 
 
