@@ -7,17 +7,21 @@ import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import hypothesis
 import pytest
 from django.core.cache import cache
 from django.db import connections
 from django.test import Client
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 from verbs import rows
 from verbs.rows import DB, GRACE, claim_one, make_job, seconds_from_now
 
 from pgqueue_django import options, queues, transitions
 from pgqueue_django.access import Actor
-from pgqueue_django.api import endpoint, limits, reading
+from pgqueue_django.api import endpoint, enqueueing, limits, reading
 from pgqueue_django.conf import RIGHTS
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.states import TRANSITIONS, State
@@ -398,6 +402,36 @@ def test_a_body_is_refused_by_its_length_before_it_is_read(api: Api) -> None:
 def test_under_wsgi_a_body_without_a_length_is_asked_for_one(api: Api) -> None:
     headers = {"HTTP_TRANSFER_ENCODING": "chunked", "CONTENT_LENGTH": ""}
     assert api._client.generic("POST", f"{API}jobs", b"", "application/json", **headers).status_code == 411
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=20)
+    | st.sampled_from([charge.path, pack.path, closed.path, "2027-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+FIELDS = st.sampled_from([*enqueueing.FIELDS, "jobs", "reason", "resume_at", "resume_after_seconds", "state"])
+PATHS = ("jobs", "jobs:batch", "queues/open/pause", "queues/open/requeue")
+
+
+@hypothesis.settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(path=st.sampled_from(PATHS), body=st.dictionaries(FIELDS, VALUES, max_size=5), task=st.booleans())
+def test_no_body_whatsoever_is_a_fault_of_ours(api: Api, path: str, body: dict[str, Any], task: bool) -> None:
+    if task:
+        body["task"] = charge.path
+    raw = json.dumps({"jobs": [body]} if path == "jobs:batch" and task else body).encode()
+    assert api.send(path, raw).status_code in (200, 201, 400, 422)
+
+
+@hypothesis.settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(name=st.sampled_from(["state", "queue_name", "task", "limit", "cursor", "idempotency_key"]), value=st.text())
+def test_no_query_whatsoever_is_a_fault_of_ours(api: Api, name: str, value: str) -> None:
+    query = urlencode({name: value.encode("utf-8", "surrogatepass"), "task": charge.path})
+    assert api.get(f"jobs?{query}").status_code in (200, 400)
 
 
 # -- one job ---------------------------------------------------------------------------------------------------
