@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import hypothesis
 import pytest
 from django.core.cache import cache
-from django.db import connections
+from django.db import connection, connections
 from django.test import Client
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -458,6 +458,20 @@ def test_what_a_job_was_given_and_failed_of_is_for_those_who_may_read_it() -> No
     assert shown["history"][0]["message"] == "boom"
     listed = Api("view_job").get("jobs").json()["jobs"]
     assert not PAYLOAD & set(listed[0])
+
+
+@pytest.mark.parametrize("column", ["args", "kwargs", "progress", "history", "result"])
+@pytest.mark.parametrize("value", ['"secret-1"', '["secret-1"]', '{"fraction": "secret-1"}', "7", "null"])
+def test_what_plain_sql_has_written_is_shown_as_it_is_to_those_who_may(column: str, value: str) -> None:
+    job = make_job("queued")
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE pgqueue_job SET {column} = %s WHERE id = %s", [value, job.pk])
+    response = Api("view_job").get(f"jobs/{job.pk}")
+    assert response.status_code == 200
+    assert "secret" not in response.content.decode()
+    shown = Api("view_job", "view_job_payload").get(f"jobs/{job.pk}")
+    assert shown.status_code == 200
+    assert column == "history" or shown.json()[column] == json.loads(value)
 
 
 def test_moments_are_utc_with_microseconds(api: Api) -> None:
