@@ -31,7 +31,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.core.paginator import InvalidPage
-from django.db import router, transaction
+from django.db import DataError, router, transaction
 from django.db.models import BooleanField, QuerySet
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Now
@@ -46,16 +46,17 @@ from django.utils.timezone import is_aware, localtime, make_aware, now
 from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from . import queues, schedules, transitions
+from . import queues, schedules, search, transitions
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import MOMENTS, Job, Queue, Schedule, Worker
 from .options import QUEUE_NAME
 from .outcomes import Kind
 from .payload import storable_text
+from .search import SearchError
 from .snapshot import index_walks
 from .states import FINISHED, TRANSITIONS, WAITING, State
-from .tasks import resolve
+from .tasks import places_of, resolve
 
 LISTED = 10_000
 """Jobs that a listing looks at, and that one action moves, at the most."""
@@ -97,11 +98,14 @@ class StateFilter(admin.SimpleListFilter):
             return queryset
         if value not in LABELS:
             return queryset.none()
-        if not request.GET.get(SEARCH_VAR):  # by its number a job is found whatever its age
-            # The ids as an array: with a join the planner may read the whole table beside the walk.
-            walk = f"pgqueue_job.id = ANY(ARRAY({_WALKS[State(value)]} LIMIT %s))"
-            queryset = queryset.filter(RawSQL(walk, [LISTED], output_field=BooleanField()))  # noqa: S611
+        if not request.GET.get(SEARCH_VAR):  # a search walks by itself
+            queryset = queryset.filter(_among(f"{_WALKS[State(value)]} LIMIT %s", [LISTED]))
         return queryset.filter(state=value)
+
+
+def _among(walk: str, params: list[Any]) -> RawSQL:
+    """That its id is one of these. As an array: joined, the planner may read the whole table beside the walk."""
+    return RawSQL(f"pgqueue_job.id = ANY(ARRAY({walk}))", params, output_field=BooleanField())  # noqa: S611
 
 
 LABELS = {
@@ -149,8 +153,14 @@ class JobChangeList(ChangeList):
         return ["-id"]
 
     def get_results(self, request: HttpRequest) -> None:
-        with index_walks(self.queryset.db):
-            ids = list(self.queryset.values_list("pk", flat=True)[: LISTED + 1])
+        try:
+            with index_walks(self.queryset.db):
+                ids = list(self.queryset.values_list("pk", flat=True)[: LISTED + 1])
+        except DataError:
+            # Plain SQL can write json that no text can be made of.
+            ids = []
+            text = gettext("A job holds what cannot be compared; look for less of it.")
+            self.model_admin.message_user(request, text, messages.ERROR)
         paginator = self.model_admin.get_paginator(request, ids[:LISTED], self.list_per_page)  # type: ignore[arg-type]
         try:
             page = paginator.page(self.page_num).object_list
@@ -175,8 +185,10 @@ class JobChangeList(ChangeList):
     def _limit_note(self, found: int) -> str:
         most = _most()
         state = self.params.get("state")
-        if self.query:
-            return ""
+        if self.query and (state in (None, State.FAILED, State.DEAD, State.QUEUED, State.RUNNING)):
+            return gettext("Named jobs are found whatever their age, others among the first %(most)s of the list.") % {
+                "most": most
+            }
         if state in (State.SUCCEEDED, State.CANCELLED):
             return gettext("Looked for among the newest %(most)s jobs.") % {"most": most}
         if state in WAITING:
@@ -229,7 +241,9 @@ class JobAdminMixin(_JobAdmin):
     list_per_page = 100
     list_select_related = ()
     search_fields = ("id",)
-    search_help_text = _("The number of a job.")
+    search_help_text = _(
+        "A number, a key, or task:shop.* queue:mail worker: label: error:CardError args.tenant_id:7, joined by AND."
+    )
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
@@ -290,12 +304,33 @@ class JobAdminMixin(_JobAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        term = search_term.strip().removeprefix("#")
-        if not term:
+        """Each term on the rows of one walk: the newest, or those of a state. Named jobs whatever their age."""
+        if not search_term.strip():
             return queryset, False
-        if not (term.isascii() and term.isdigit() and len(term) < 20):
+        try:
+            query = search.read(search_term, places_of)
+        except SearchError as error:
+            text = gettext("At character %(position)s: %(problem)s")
+            problem = gettext(search.REASONS[error.reason]) % error.facts
+            self.message_user(request, text % {"position": error.position + 1, "problem": problem}, messages.ERROR)
             return queryset.none(), False
-        return queryset.filter(pk=int(term)), False
+        if query.reads_payload and not self.has_payload_permission(request):
+            self.message_user(
+                request,
+                gettext("To look for keys, arguments and errors you need the right to see them."),
+                messages.ERROR,
+            )
+            return queryset.none(), False
+        state = request.GET.get(StateFilter.parameter_name)
+        wanted = " AND ".join(condition.sql for condition in query.conditions) or "true"
+        if query.ids is not None:
+            walk, first = "SELECT job.id FROM pgqueue_job job WHERE job.id = ANY(%s::bigint[])", list(query.ids)
+            chosen = _among(f"{walk} AND {wanted}", [first, *query.params])
+        else:
+            state = request.GET.get(StateFilter.parameter_name)
+            walk = (_WALKS[State(state)] if state in LABELS else _NEWEST).replace("SELECT id", "SELECT *")
+            chosen = _among(f"SELECT job.id FROM ({walk} LIMIT %s) AS job WHERE {wanted}", [LISTED, *query.params])
+        return queryset.filter(chosen), False
 
     @admin.display(description=pgettext_lazy("queue", "job"))
     def job_number(self, job: Job) -> str:

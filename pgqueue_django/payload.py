@@ -193,6 +193,13 @@ class Signature:
             raise InvalidPayload(f"the arguments of this job do not fit its task any more: {exc}") from exc
         return self._convert(args, kwargs, back=True) if self._codecs else (args, kwargs)
 
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """Where the positional arguments of a call stand, by the names of their parameters."""
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [p.name for p in self._signature.parameters.values() if p.kind in kinds]
+        return {name: place for place, name in enumerate(names)}
+
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, defaults: bool) -> dict[str, Any]:
         """A call's arguments, stored or not, as they are stored, by the names of their parameters.
 

@@ -411,6 +411,19 @@ def declared_tasks() -> list[str]:
     return sorted(options.declared)
 
 
+def places_of(name: str) -> list[tuple[str, int]]:
+    """The declared tasks that have a parameter of this name, each with its place among the positional arguments."""
+    found = []
+    for path in declared_tasks():
+        try:
+            signature = resolve(path).signature
+        except TaskNotFound:
+            continue
+        if signature is not None and (place := signature.places.get(name)) is not None:
+            found.append((path, place))
+    return found
+
+
 def declared_queues() -> set[str]:
     """The queues that these tasks name."""
     return set(options.declared.values())

@@ -1,0 +1,158 @@
+"""What people type to find jobs: ``task:shop.* args.tenant_id:7 error:CardError``, read into conditions.
+
+Each term names what it looks at; terms are joined by AND. A bare number is a job's id, any other bare word a key. What
+a term asks of a row is one condition of SQL with its values apart; how many rows are asked is the caller's matter.
+Raises ``SearchError``, with where and why, for what it cannot read, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from django.utils.translation import gettext_noop
+
+MAX_LENGTH = 500
+MAX_TERMS = 10
+MAX_DEPTH = 5
+MAX_PLACES = 100
+"""Tasks in which a named argument is looked for by its place, too."""
+_MAX_ID = 2**63 - 1
+
+_TERM = re.compile(r'(?P<field>[a-z_]+(?:\.[^\s:"]*)?):(?P<value>"[^"]*"|\S*)|(?P<bare>"[^"]*"|\S+)')
+FIELDS = ("id", "key", "task", "queue", "worker", "label", "error", "args")
+
+
+class SearchError(ValueError):
+    """``position``: of the character, from 0, at which the text cannot be read on. ``reason``: one of ``REASONS``."""
+
+    def __init__(self, reason: str, position: int, **facts: Any) -> None:
+        super().__init__(REASONS[reason] % facts)
+        self.reason = reason
+        self.position = position
+        self.facts = facts
+
+
+REASONS: Mapping[str, str] = {
+    "long": gettext_noop("A search has at most %(most)d characters."),
+    "many": gettext_noop("A search has at most %(most)d terms."),
+    "field": gettext_noop("There is no %(field)s:, there are %(known)s."),
+    "empty": gettext_noop("Nothing stands after %(field)s:"),
+    "id": gettext_noop("%(value)s is no number of a job."),
+    "path": gettext_noop("After args. stands the name of an argument, as in args.tenant_id:7, up to %(most)d deep."),
+    "nul": gettext_noop("No job holds a NUL."),
+}
+
+
+class Condition(NamedTuple):
+    """One condition on a row of ``pgqueue_job``, called ``job``, and its parameters."""
+
+    sql: str
+    params: tuple[Any, ...]
+    reads_payload: bool = False  # arguments, or what errors said: for those who may see them
+
+
+@dataclass(frozen=True)
+class Query:
+    """A search that was read. ``ids``: it names jobs, which are found whatever their age; None: it does not."""
+
+    conditions: tuple[Condition, ...]
+    ids: tuple[int, ...] | None = None
+
+    @property
+    def params(self) -> list[Any]:
+        return [value for condition in self.conditions for value in condition.params]
+
+    @property
+    def reads_payload(self) -> bool:
+        return any(condition.reads_payload for condition in self.conditions)
+
+
+Positions = Callable[[str], Iterable[tuple[str, int]]]
+"""Tasks that have a parameter of this name, each with its place among the positional arguments."""
+
+
+def read(text: str, positions: Positions = lambda name: ()) -> Query:
+    """``positions`` tells where a named argument stands that was passed without its name. Raises SearchError."""
+    if len(text) > MAX_LENGTH:
+        raise SearchError("long", MAX_LENGTH, most=MAX_LENGTH)
+    if (nul := text.find("\0")) >= 0:
+        raise SearchError("nul", nul)
+    conditions = list[Condition]()
+    ids: tuple[int, ...] | None = None
+    for number, found in enumerate(_TERM.finditer(text)):
+        if number == MAX_TERMS:
+            raise SearchError("many", found.start(), most=MAX_TERMS)
+        if found["field"] is None:
+            field, value, at = "", found["bare"].strip('"'), found.start()
+            field = "id" if re.fullmatch(r"#?[0-9]+", value) else "key"
+        else:
+            field, value, at = found["field"], found["value"].strip('"'), found.start("value")
+        if not value:
+            raise SearchError("empty", at, field=field)
+        if field == "id":
+            named = tuple(_ids(value, at))
+            ids = named if ids is None else tuple(id for id in ids if id in named)
+        else:
+            conditions.append(_condition(field, value, at if found["field"] is None else found.start(), positions))
+    return Query(tuple(conditions), ids)
+
+
+def _ids(value: str, at: int) -> Iterator[int]:
+    for one in value.split(","):
+        number = one.removeprefix("#")
+        if not (number.isascii() and number.isdecimal() and len(number) < 20 and int(number) <= _MAX_ID):
+            raise SearchError("id", at, value=one[:40])
+        yield int(number)
+
+
+def _condition(field: str, value: str, at: int, positions: Positions) -> Condition:
+    name, _, path = field.partition(".")
+    if name not in FIELDS or (path and name != "args"):
+        raise SearchError("field", at, field=field[:40], known=", ".join(f"{one}:" for one in FIELDS))
+    match name:
+        case "args":
+            return _argument(path, value, at, positions)
+        case "label":
+            return Condition("job.label ILIKE %s", (f"%{_literal(value)}%",))
+        case "error":
+            like = f"%{_literal(value)}%"
+            return Condition(
+                "(job.error_type ILIKE %s OR job.history -> -1 ->> 'message' ILIKE %s)",
+                (like, like),
+                reads_payload=True,
+            )
+        case "key":
+            # A key may hold what somebody has paid for.
+            return Condition("job.idempotency_key = %s", (value,), reads_payload=True)
+        case _:
+            column = {"task": "task", "queue": "queue_name", "worker": "worker_id"}[name]
+            if value.endswith("*"):
+                return Condition(f"job.{column} LIKE %s", (f"{_literal(value[:-1])}%",))
+            return Condition(f"job.{column} = %s", (value,))
+
+
+def _literal(text: str) -> str:
+    """For LIKE: every character as it is."""
+    return re.sub(r"([\\%_])", r"\\\1", text)
+
+
+def _argument(path: str, value: str, at: int, positions: Positions) -> Condition:
+    """One whose value reads like this, be it a text or a number; by its name, or by its place from 0."""
+    steps = path.split(".") if path else []
+    if not 0 < len(steps) <= MAX_DEPTH or not all(steps):
+        raise SearchError("path", at, most=MAX_DEPTH)
+    name, *inner = steps
+    # Of json as it stands: a cast to jsonb reads all of it, and fails for what plain SQL may have written.
+    params: list[Any]
+    parts, params = ["job.kwargs #>> %s::text[] = %s"], [[name, *inner], value]
+    if name.isascii() and name.isdecimal():
+        parts.append("job.args #>> %s::text[] = %s")
+        params += [[name, *inner], value]
+    for task, place in islice(positions(name), MAX_PLACES):
+        parts.append("(job.task = %s AND job.args #>> %s::text[] = %s)")
+        params += [task, [str(place), *inner], value]
+    return Condition(f"({' OR '.join(parts)})", tuple(params), reads_payload=True)
