@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import django
 from django import forms
@@ -29,7 +30,7 @@ from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
-from django.core.exceptions import PermissionDenied, ValidationError
+from django.core.exceptions import PermissionDenied, SuspiciousOperation, ValidationError
 from django.core.paginator import InvalidPage
 from django.db import DataError, router, transaction
 from django.db.models import BooleanField, QuerySet
@@ -46,7 +47,7 @@ from django.utils.timezone import is_aware, localtime, make_aware, now
 from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from . import queues, schedules, search, transitions
+from . import failures, problems, queues, schedules, search, snapshot, transitions
 from .cron import Line
 from .exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from .models import MOMENTS, Job, Queue, Schedule, Worker
@@ -71,6 +72,10 @@ _WAITING = " UNION ALL ".join(
     for direction in ("ASC", "DESC")
 )
 _BROKEN = "SELECT id FROM pgqueue_job WHERE state IN ('failed', 'dead') AND state {} ORDER BY state, id DESC"
+_OF_ERROR = (
+    "SELECT * FROM pgqueue_job WHERE state IN ('failed', 'dead') AND error_fingerprint = %s "
+    "ORDER BY error_fingerprint, id DESC"
+)
 _WALKS = {
     State.SCHEDULED: _WAITING,
     State.QUEUED: "SELECT id FROM pgqueue_job WHERE state = 'queued' ORDER BY queue_name, priority DESC, run_after, id",
@@ -250,6 +255,7 @@ class JobAdminMixin(_JobAdmin):
     ordering = ("-id",)
     actions = ("requeue_jobs", "run_jobs_now", "cancel_jobs", "delete_finished_jobs")
     job_template = "admin/pgqueue_django/job/detail.html"
+    problems_template = "admin/pgqueue_django/job/problems.html"
 
     class Media:
         css = {"all": ["pgqueue_django/admin.css"]}
@@ -325,7 +331,13 @@ class JobAdminMixin(_JobAdmin):
         wanted = " AND ".join(condition.sql for condition in query.conditions) or "true"
         if query.ids is not None:
             walk, first = "SELECT job.id FROM pgqueue_job job WHERE job.id = ANY(%s::bigint[])", list(query.ids)
+            if query.fingerprint is not None:
+                queryset = queryset.filter(error_fingerprint=query.fingerprint)
             chosen = _among(f"{walk} AND {wanted}", [first, *query.params])
+        elif query.fingerprint is not None:
+            walk = f"{_OF_ERROR} LIMIT %s"
+            params = [query.fingerprint, LISTED, *query.params]
+            chosen = _among(f"SELECT job.id FROM ({walk}) AS job WHERE {wanted}", params)
         else:
             state = request.GET.get(StateFilter.parameter_name)
             walk = (_WALKS[State(state)] if state in LABELS else _NEWEST).replace("SELECT id", "SELECT *")
@@ -380,8 +392,15 @@ class JobAdminMixin(_JobAdmin):
         """Of the selected jobs, those that have finished are gone."""
         self._move(request, "delete_finished", queryset)
 
-    def _move(self, request: HttpRequest, verb: str, queryset: QuerySet[Job]) -> None:
+    def _move(
+        self,
+        request: HttpRequest,
+        verb: str,
+        queryset: QuerySet[Job],
+        move: Callable[[str, Collection[int]], set[int]] | None = None,
+    ) -> None:
         using = router.db_for_write(self.model)
+        move = move or _VERBS[verb].move
         with index_walks(using):
             ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: LISTED + 1])
         moved: set[int] = set()
@@ -391,7 +410,7 @@ class JobAdminMixin(_JobAdmin):
             with transaction.atomic(using=using):
                 # Before: of what is deleted there is no row afterwards.
                 rows = self.get_queryset(request).only("pk", "task").in_bulk(chunk)
-                done = _VERBS[verb].move(using, chunk)
+                done = move(using, chunk)
                 if done:
                     changed: Any = [rows[pk] for pk in sorted(done)]
                     flag = DELETION if verb == "delete_finished" else CHANGE
@@ -418,12 +437,81 @@ class JobAdminMixin(_JobAdmin):
             return self.admin_site.admin_view(view)
 
         return [
+            path("problems/", self.admin_site.admin_view(self.problems_view), name=f"{name}_problems"),
             path("<int:pk>/requeue/", button("requeue"), name=f"{name}_requeue"),
             path("<int:pk>/run-now/", button("run_now"), name=f"{name}_run_now"),
             path("<int:pk>/cancel/", button("cancel"), name=f"{name}_cancel"),
             path("<int:pk>/delete-finished/", button("delete_finished"), name=f"{name}_delete_finished"),
             *super().get_urls(),
         ]
+
+    def problems_view(self, request: HttpRequest) -> HttpResponse:
+        """What is wrong: the rules that find something, and failed and dead jobs by kind of error.
+
+        POST sends all jobs of one kind back, at most ``LISTED``, and none that failed after the page was shown.
+        """
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        using = router.db_for_write(self.model)
+        if request.method == "POST":
+            if not self._may(request, "requeue"):
+                raise PermissionDenied
+            self._requeue_group(request, using)
+            return HttpResponseRedirect(self._url("problems"))
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+        request.current_app = self.admin_site.name
+        open_payload = self.has_payload_permission(request)
+        found = failures.take(using)
+        return TemplateResponse(
+            request,
+            self.problems_template,
+            {
+                **self.admin_site.each_context(request),
+                "title": pgettext("queue", "Problems"),
+                "opts": self.opts,
+                "media": self.media,
+                "breadcrumbs_listed": django.VERSION >= (6, 1),
+                "list_url": self._url("changelist"),
+                "problems": [
+                    {"severity": one.severity, "text": gettext(problems.TEXTS[one.rule]) % one.facts}
+                    for one in problems.find(snapshot.take(using))
+                ],
+                "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
+                "may_requeue": self._may(request, "requeue"),
+                "limit_note": gettext("Of the newest %(most)s failed and dead jobs.") % {"most": _most()}
+                if found.is_capped
+                else "",
+            },
+        )
+
+    def _group(self, group: failures.Group, now: datetime, open_payload: bool) -> dict[str, Any]:
+        ago = length(max(0.0, (now - group.last_at).total_seconds()))
+        query = urlencode({"q": f"fp:{group.fingerprint} task:{group.task}"})
+        return {
+            "task": group.task,
+            "fingerprint": group.fingerprint or "",
+            "error_type": group.error_type or "-",
+            "message": group.message[:200] if open_payload else "",
+            "counts": [group.jobs, group.hour, group.day, group.week],
+            "last": moment(group.last_at, gettext("%(time)s ago") % {"time": ago}),
+            "newest": group.sample_id,
+            "sample_url": self._url("change", group.sample_id),
+            "jobs_url": f"{self._url('changelist')}?{query}" if group.fingerprint else "",
+        }
+
+    def _requeue_group(self, request: HttpRequest, using: str) -> None:
+        task, fingerprint = request.POST.get("task", ""), request.POST.get("fingerprint") or None
+        newest = request.POST.get("newest", "")
+        if not (newest.isascii() and newest.isdigit() and len(newest) < 19) or "\0" in task + (fingerprint or ""):
+            raise SuspiciousOperation("no group of failed jobs")
+        jobs = failures.jobs_of(using, task, fingerprint).filter(pk__lte=int(newest))
+
+        def requeue(using: str, ids: Collection[int]) -> set[int]:
+            # One that somebody else has sent back meanwhile may have succeeded.
+            return transitions.requeue(using, ids, State.FAILED) | transitions.requeue(using, ids, State.DEAD)
+
+        self._move(request, "requeue", jobs, requeue)
 
     def move_view(self, request: HttpRequest, verb: str, pk: int) -> HttpResponse:
         """The buttons of the detail page: POST only, by who may see the job and has the right of the verb."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from django.utils.translation import gettext_noop
+
 from . import conf
 from .snapshot import OTHER, RECENT_SECONDS, Snapshot
 
@@ -48,14 +50,22 @@ SEVERITIES: Mapping[Rule, Severity] = {
 }
 
 TEXTS: Mapping[Rule, str] = {
-    Rule.UNSERVED: "Queue %(queue)s: no live worker takes it; its oldest due job has waited for %(seconds)d s.",
-    Rule.OLDEST_DUE: "Queue %(queue)s: its oldest due job has waited for %(seconds)d s.",
-    Rule.SCHEDULE_LATE: "Schedule %(schedule)s: its next tick is %(seconds)d s late.",
-    Rule.FAILURE_RATE: "Task %(task)s: %(failures)d of %(attempts)d attempts failed in the last %(minutes)d minutes.",
-    Rule.LEASES_EXPIRED: "%(leases)d leases expired in the last %(minutes)d minutes: workers die, or cannot renew.",
-    Rule.PAUSED: "Queue %(queue)s: paused for %(seconds)d s, and jobs are due.",
-    Rule.WORKER_LATE: "Worker %(worker)s: no heartbeat for %(seconds)d s; its lease has ended.",
-    Rule.BLOAT: "The table of jobs: %(dead)d dead rows beside %(live)d live ones, and no vacuum for an hour.",
+    Rule.UNSERVED: gettext_noop(
+        "Queue %(queue)s: no live worker takes it; its oldest due job has waited for %(seconds)d s."
+    ),
+    Rule.OLDEST_DUE: gettext_noop("Queue %(queue)s: its oldest due job has waited for %(seconds)d s."),
+    Rule.SCHEDULE_LATE: gettext_noop("Schedule %(schedule)s: its next tick is %(seconds)d s late."),
+    Rule.FAILURE_RATE: gettext_noop(
+        "Task %(task)s: %(failures)d of %(attempts)d attempts failed in the last %(minutes)d minutes."
+    ),
+    Rule.LEASES_EXPIRED: gettext_noop(
+        "%(leases)d leases expired in the last %(minutes)d minutes: workers die, or cannot renew."
+    ),
+    Rule.PAUSED: gettext_noop("Queue %(queue)s: paused for %(seconds)d s, and jobs are due."),
+    Rule.WORKER_LATE: gettext_noop("Worker %(worker)s: no heartbeat for %(seconds)d s; its lease has ended."),
+    Rule.BLOAT: gettext_noop(
+        "The table of jobs: %(dead)d dead rows beside %(live)d live ones, and no vacuum for an hour."
+    ),
 }
 
 

@@ -23,7 +23,7 @@ MAX_PLACES = 100
 _MAX_ID = 2**63 - 1
 
 _TERM = re.compile(r'(?P<field>[a-z_]+(?:\.[^\s:"]*)?):(?P<value>"[^"]*"|\S*)|(?P<bare>"[^"]*"|\S+)')
-FIELDS = ("id", "key", "task", "queue", "worker", "label", "error", "args")
+FIELDS = ("id", "key", "task", "queue", "worker", "label", "error", "fp", "args")
 
 
 class SearchError(ValueError):
@@ -42,6 +42,7 @@ REASONS: Mapping[str, str] = {
     "field": gettext_noop("There is no %(field)s:, there are %(known)s."),
     "empty": gettext_noop("Nothing stands after %(field)s:"),
     "id": gettext_noop("%(value)s is no number of a job."),
+    "fp": gettext_noop("%(value)s is no fingerprint of an error: those have 16 hex digits."),
     "path": gettext_noop("After args. stands the name of an argument, as in args.tenant_id:7, up to %(most)d deep."),
     "nul": gettext_noop("No job holds a NUL."),
 }
@@ -61,6 +62,8 @@ class Query:
 
     conditions: tuple[Condition, ...]
     ids: tuple[int, ...] | None = None
+    fingerprint: str | None = None
+    """It asks for the failed and dead jobs of one kind of error, which have an index of their own."""
 
     @property
     def params(self) -> list[Any]:
@@ -83,6 +86,7 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
         raise SearchError("nul", nul)
     conditions = list[Condition]()
     ids: tuple[int, ...] | None = None
+    fingerprint: str | None = None
     for number, found in enumerate(_TERM.finditer(text)):
         if number == MAX_TERMS:
             raise SearchError("many", found.start(), most=MAX_TERMS)
@@ -96,9 +100,13 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
         if field == "id":
             named = tuple(_ids(value, at))
             ids = named if ids is None else tuple(id for id in ids if id in named)
+        elif field == "fp":
+            if not re.fullmatch(r"[0-9a-f]{16}", value) or fingerprint not in (None, value):
+                raise SearchError("fp", at, value=value[:40])
+            fingerprint = value
         else:
             conditions.append(_condition(field, value, at if found["field"] is None else found.start(), positions))
-    return Query(tuple(conditions), ids)
+    return Query(tuple(conditions), ids, fingerprint)
 
 
 def _ids(value: str, at: int) -> Iterator[int]:

@@ -173,7 +173,9 @@ def test_no_english_is_left_on_the_pages_of_jobs(
         )
     rows.make_job("scheduled", parked=True, **columns)
     for client in (boss, onlooker):
-        for url in (LIST, f"{LIST}?state={state}", f"{LIST}?q={job.pk}", f"{LIST}?q=0", f"{LIST}{job.pk}/change/"):
+        searches = [f"{LIST}?q={text}" for text in (job.pk, 0, "queue:x", "x:y", "id:x", "args:1", "key:", "a+" * 11)]
+        pages = (LIST, f"{LIST}?state={state}", f"{LIST}{job.pk}/change/", f"{LIST}problems/")
+        for url in (*pages, *searches):
             assert untranslated(client.get(url)) == [], url
     for parked in Job.objects.filter(parked_at__isnull=False):
         assert untranslated(boss.get(f"{LIST}{parked.pk}/change/")) == []
