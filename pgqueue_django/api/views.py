@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -137,10 +140,14 @@ def _page(asked: Asked, rows: list[dict[str, Any]], following: str | None) -> Ht
 def show_job(asked: Asked, id: str) -> HttpResponse:
     """One job. Its ETag changes whenever something changes that this actor sees."""
     reading.query(asked.request, ("wait",))
-    response = reply(shapes.job(asked.request, asked.actor, _row(_id(id))))
+    return _tagged(asked.request, reply(shapes.job(asked.request, asked.actor, _row(_id(id)))))
+
+
+def _tagged(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """With an ETag; 304 for who has it already."""
     etag = f'"{hashlib.sha256(response.content).hexdigest()[:32]}"'
     response["ETag"], response["Cache-Control"] = etag, "private, no-cache"
-    return get_conditional_response(asked.request, etag=etag, response=response) or response
+    return get_conditional_response(request, etag=etag, response=response) or response
 
 
 def _id(text: str) -> int:
@@ -336,6 +343,20 @@ def list_tasks(asked: Asked) -> HttpResponse:
     return reply({"tasks": shown})
 
 
+@needs()
+def show_openapi(asked: Asked) -> HttpResponse:
+    """openapi.json, kept by hand, with the path where the project has mounted the API. For everybody who is known."""
+    reading.query(asked.request, ())
+    document = {**_openapi(), "servers": [{"url": shapes.url(asked.request, "api")}]}
+    return _tagged(asked.request, reply(document))
+
+
+@cache
+def _openapi() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
+    return found
+
+
 def _log(asked: Asked, done: str, *ids: int) -> None:
     jobs = ", ".join(f"#{id}" for id in ids[:10]) + (", ..." if len(ids) > 10 else "")
     logger.info("api: %s %s %s", asked.actor.name, done, jobs)
@@ -355,4 +376,5 @@ snapshot = endpoint(GET=show_snapshot)
 workers = endpoint(GET=list_workers)
 schedules = endpoint(GET=list_schedules)
 tasks = endpoint(GET=list_tasks)
+openapi = endpoint(GET=show_openapi)
 nothing = endpoint()

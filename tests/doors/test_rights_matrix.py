@@ -101,6 +101,7 @@ MATRIX = {
     "api_snapshot": Url("api/v1/snapshot", {"GET": needs("view_dashboard")}),
     "api_workers": Url("api/v1/workers", {"GET": needs("view_worker")}),
     "api_schedules": Url("api/v1/schedules", {"GET": needs("view_schedule")}),
+    "api_openapi": Url("api/v1/openapi.json", {"GET": needs()}),
     "api_tasks": Url("api/v1/tasks", {"GET": needs("view_job", "enqueue_job", one_of=True)}),
 }
 
