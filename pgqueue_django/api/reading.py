@@ -130,6 +130,11 @@ def moment(value: object) -> datetime | None:
         return None
 
 
+def whole(value: Any) -> Any:
+    """6 for 6.0: in JSON both are the same number, and some write it so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def is_text(value: object, most: int) -> bool:
     """Whether it is a text of at most so many characters that PostgreSQL can store."""
     if not isinstance(value, str) or len(value) > most:

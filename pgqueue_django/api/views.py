@@ -254,8 +254,8 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
         elif seconds is not None:
             errors.append(Wrong("/resume_after_seconds", "option", "Give it or resume_at, not both."))
     elif seconds is not None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 1e9:
-            errors.append(Wrong("/resume_after_seconds", "option", "Give a number of seconds, of more than 0."))
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
+            errors.append(Wrong("/resume_after_seconds", "option", "Give a number of seconds, of at least 0.001."))
         else:
             until = timedelta(seconds=seconds)
     if errors:
