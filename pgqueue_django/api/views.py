@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 
 from asgiref.sync import sync_to_async
 from django.core.handlers.wsgi import WSGIRequest
-from django.db import router
+from django.db import connections, router
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
@@ -31,7 +31,7 @@ from pgqueue_django.states import FINISHED, State
 from pgqueue_django.tasks import declared_tasks, resolve
 
 from . import cursors, enqueueing, listing, reading, shapes
-from .endpoint import Asked, answer, endpoint, needs, open_to_the_api, reply
+from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, reply
 from .errors import Problem, Wrong, invalid, pointer
 from .waiting import MAX_SECONDS, waiting
 
@@ -174,19 +174,29 @@ async def job(request: HttpRequest, id: str) -> HttpResponse:
     @needs("view_job")
     def look(asked: Asked, id: str) -> HttpResponse:
         nonlocal seconds
-        seconds = 0.0
-        if "wait" in asked.request.GET:
-            wanted = _seconds(asked.request)
+        if "wait" in request.GET:
+            wanted = _seconds(request)
             state = Job.objects.using(_database()).filter(pk=_id(id)).values_list("state", flat=True).first()
             if state is not None and state not in FINISHED:
                 seconds = wanted
                 return HttpResponse()  # nobody sees it
         return show_job.handler(asked, id)
 
-    response = await sync_to_async(answer)(request, {"GET": look}, {"id": id})
+    response = await sync_to_async(_answered)(request, look, id)
     if seconds:
         await waiting.until_finished(int(id), seconds)
-        response = await sync_to_async(answer)(request, {"GET": show_job}, {"id": id})
+        async with waiting.turn():
+            response = await sync_to_async(_answered)(request, show_job, id)
+    return response
+
+
+def _answered(request: HttpRequest, get: Need, id: str) -> HttpResponse:
+    response = answer(request, {"GET": get}, {"id": id})
+    if not isinstance(request, WSGIRequest):
+        # Django would keep them until the request ends: each who waits would hold one of the server's sessions.
+        for connection in connections.all(initialized_only=True):
+            if not connection.in_atomic_block:
+                connection.close()
     return response
 
 

@@ -1,7 +1,8 @@
 """Waiting for jobs to end: one question for all who wait in this process, on a thread and a connection of its own.
 
-Whoever waits is a future of his event loop, and holds nothing else: no thread, no connection, no transaction. Who goes
-away is forgotten. The thread ends, and its connection with it, when nobody has waited for a while.
+Whoever waits is a future of his event loop and holds no connection and no transaction; an idle thread is what Django
+gives each request under ASGI. Who goes away is forgotten. Those whose wait is over take turns: a thousand may have
+waited for the same job. The thread that asks ends, and its connection with it, when nobody has waited for a while.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, InterfaceError, router
 
@@ -24,6 +26,8 @@ logger = logging.getLogger("pgqueue_django")
 MAX_WAITING = 1_000
 """Requests of one process that can wait at the same time; one more is answered at once."""
 MAX_SECONDS = 25
+MAX_TURNS = 8
+"""Of those whose wait is over, so many look at their job at the same time."""
 POLL_SECONDS = 0.1
 _IDLE_SECONDS = 5.0
 
@@ -38,10 +42,15 @@ class Waiting:
         self._waiters: dict[int, set[_Waiter]] = defaultdict(set)
         self._count = 0
         self._thread: threading.Thread | None = None
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     @property
     def count(self) -> int:
         return self._count
+
+    def turn(self) -> asyncio.Semaphore:
+        """``async with`` it, who has waited looks at his job."""
+        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_TURNS))
 
     async def until_finished(self, job_id: int, seconds: float) -> None:
         """Returns when the job has ended or is gone, when the time is over, or at once if too many wait already."""
