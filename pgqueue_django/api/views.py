@@ -177,7 +177,7 @@ async def job(request: HttpRequest, id: str) -> HttpResponse:
         if "wait" in request.GET:
             wanted = _seconds(request)
             state = Job.objects.using(_database()).filter(pk=_id(id)).values_list("state", flat=True).first()
-            if state is not None and state not in FINISHED:
+            if wanted and state is not None and state not in FINISHED:
                 seconds = wanted
                 return HttpResponse()  # nobody sees it
         return show_job.handler(asked, id)
