@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pgqueue_django import task
+from pgqueue_django import job_options, task
+
+try:
+    from django.tasks import task as django_task
+except ImportError:
+    from django_tasks import task as django_task
 
 
 @dataclass(frozen=True)
@@ -24,3 +29,12 @@ def pack(lines: list[Line], **more: Any) -> None: ...
 
 @task
 def closed(invoice_id: int = 0) -> None: ...
+
+
+@django_task(queue_name="open")
+@job_options(api=True, max_attempts=3)
+def django_charge(invoice_id: int) -> None: ...
+
+
+@django_task
+def django_closed(invoice_id: int = 0) -> None: ...

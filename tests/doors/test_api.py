@@ -22,7 +22,7 @@ from pgqueue_django.conf import RIGHTS
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.states import TRANSITIONS, State
 
-from .api_tasks import charge, closed, pack
+from .api_tasks import charge, closed, django_charge, django_closed, pack
 
 pytestmark = pytest.mark.django_db
 
@@ -229,6 +229,13 @@ def test_the_path_of_a_task_never_causes_an_import(api: Api, tmp_path: Path, mon
         assert api.post("jobs", {"task": "bait_of_the_test.bait"}).status_code == 201
     finally:
         options.declared.pop("bait_of_the_test.bait")
+
+
+def test_a_task_of_djangos_own_is_open_by_its_job_options(api: Api) -> None:
+    shown = api.post("jobs", {"task": django_charge.module_path, "args": [7]}).json()
+    assert (shown["queue_name"], shown["max_attempts"]) == ("open", 3)
+    assert api.post("jobs", {"task": django_closed.module_path}).status_code == 422
+    assert api.post("jobs", {"task": django_charge.module_path}).json()["errors"][0]["pointer"] == "/kwargs/invoice_id"
 
 
 def test_tasks_of_an_app_that_nobody_has_imported_yet_are_found(api: Api) -> None:

@@ -28,11 +28,12 @@ from verbs.rows import GRACE, wait_for
 from pgqueue_django import deadline
 from testproject import localdb
 
-from .test_away import LOGIN, ROOT, Site, free_port
+from .test_away import LOGIN, ROOT, WAITING, Site, free_port
 
 TOKEN = "token-of-the-test"
 SERVE = """
 import os
+port = %(port)d
 os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
 from django.conf import settings
 settings.PGQUEUE = {
@@ -41,11 +42,19 @@ settings.PGQUEUE = {
 }
 settings.DATABASES["default"].update(%(database)r)
 settings.DATABASES["default"]["OPTIONS"].update(%(options)r)
+%(server)s
+"""
+WSGI = """
 from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler
 from testproject.wsgi import application
-server = ThreadedWSGIServer(("127.0.0.1", %(port)d), WSGIRequestHandler)
+server = ThreadedWSGIServer(("127.0.0.1", port), WSGIRequestHandler)
 server.set_app(application)
 server.serve_forever()
+"""
+ASGI = """
+import uvicorn
+from testproject.asgi import application
+uvicorn.run(application, port=port, log_level="critical")
 """
 SHA256 = hashlib.sha256(TOKEN.encode()).hexdigest()
 CONNECTING: dict[str, Any] = {
@@ -90,10 +99,10 @@ class Line:
 
 
 @contextlib.contextmanager
-def serving(database_url: str, connecting: str = "kept") -> Iterator[int]:
+def serving(database_url: str, connecting: str = "kept", server: str = WSGI) -> Iterator[int]:
     port = free_port()
     database, options = CONNECTING[connecting]
-    code = SERVE % {"sha256": SHA256, "port": port, "database": database, "options": options}
+    code = SERVE % {"sha256": SHA256, "port": port, "database": database, "options": options, "server": server}
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -212,9 +221,22 @@ def test_who_waits_for_a_row_is_told_so_and_the_server_waits_no_longer(site: Sit
         assert answer.status == 503
         assert answer.seconds < deadline.SECONDS
         with psycopg.connect(site.database.url(), autocommit=True) as watcher:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            assert watcher.execute(waiting).fetchone() == (0,)
+            assert watcher.execute(WAITING).fetchone() == (0,)
     assert line.ask("session", path=f"jobs/{job}").document["state"] == "queued"
+
+
+def test_who_waits_for_a_key_that_another_transaction_has_is_told_so(site: Site, line: Line) -> None:
+    wanted = {**JOB, "idempotency_key": f"key-{time.time_ns()}"}
+    with psycopg.connect(site.database.url()) as holder:
+        insert = "INSERT INTO pgqueue_job (task, idempotency_key) VALUES (%s, %s)"
+        holder.execute(insert, [JOB["task"], wanted["idempotency_key"]])
+        answer = line.ask("token", wanted)
+        assert answer.status == 503
+        assert answer.seconds < deadline.SECONDS
+        with psycopg.connect(site.database.url(), autocommit=True) as watcher:
+            assert watcher.execute(WAITING).fetchone() == (0,)
+        holder.rollback()
+    assert line.ask("token", wanted).status == 201
 
 
 def test_a_post_whose_commit_got_no_reply_is_repeated_with_its_key(site: Site, line: Line) -> None:
@@ -226,8 +248,7 @@ def test_a_post_whose_commit_got_no_reply_is_repeated_with_its_key(site: Site, l
         asking = threading.Thread(target=lambda: answers.append(line.ask("token", wanted)))
         asking.start()
         with psycopg.connect(site.database.url(), autocommit=True) as watcher:
-            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            wait_for(lambda: watcher.execute(waiting).fetchone() == (1,))
+            wait_for(lambda: watcher.execute(WAITING).fetchone() == (1,))
         site.freeze()
         asking.join(10)
         site.thaw()
@@ -242,3 +263,34 @@ def test_a_post_whose_commit_got_no_reply_is_repeated_with_its_key(site: Site, l
     assert again.status == 200
     assert again.headers["Idempotency-Replayed"] == "true"
     assert again.document["id"] == first.document["id"]
+
+
+def test_who_waits_for_a_job_when_the_database_goes_away_is_told_so(private: tuple[localdb.Server, str]) -> None:
+    database, session = private
+    with serving(database.url(), "new", ASGI) as port:
+        site = Site(port, psutil.Process(), database, session)
+        line, other = Line(port, session), Line(port, session)
+        job = line.ask("token", JOB).document["id"]
+        answers: list[Answer] = []
+        asking = threading.Thread(target=lambda: answers.append(line.ask("token", path=f"jobs/{job}?wait=3")))
+        with psycopg.connect(database.url(), autocommit=True) as watcher:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgqueue api'"
+            asking.start()
+            wait_for(lambda: watcher.execute(waiting).fetchone() == (1,))
+            site.freeze()
+            try:
+                asking.join(20)
+            finally:
+                site.thaw()
+            assert [answer.status for answer in answers] == [503]
+            assert answers[0].seconds < 3 + 5 + GRACE
+            # And the one who asks for all is back as well.
+            asking = threading.Thread(target=lambda: answers.append(line.ask("token", path=f"jobs/{job}?wait=25")))
+            asking.start()
+            wait_for(lambda: watcher.execute(waiting).fetchone() == (1,))
+            assert other.ask("session", {}, f"jobs/{job}/cancel").status == 200
+            asking.join(30)
+            assert answers[1].document["state"] == "cancelled"
+            assert answers[1].seconds < 10 + GRACE
+        line.close()
+        other.close()

@@ -31,6 +31,7 @@ ROLES: dict[str, set[str] | None] = {
     "staff": set(),
     "viewer": VIEWER,
     "operator": OPERATOR,
+    "blind": OPERATOR - VIEWER,  # may do it all, and see nothing
     "admin": ALL,
     "token": TOKENS,
 }
