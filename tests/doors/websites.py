@@ -27,7 +27,7 @@ TOKEN = "token-of-the-test"
 PREFIX = "/pgqueue/api/v1"
 PGQUEUE: dict[str, Any] = {
     "API_AUTH": ["pgqueue_django.access.token", "pgqueue_django.access.session"],
-    "API_TOKENS": {"all": {"sha256": hashlib.sha256(TOKEN.encode()).hexdigest(), "rights": RIGHTS}},
+    "API_TOKENS": {"demo": {"sha256": hashlib.sha256(TOKEN.encode()).hexdigest(), "rights": RIGHTS}},
 }
 COMMANDS = {
     "asgi": ["uvicorn", "--factory", "django.core.asgi:get_asgi_application", "--port"],
