@@ -67,13 +67,14 @@ _WALKS = {
 }
 
 _COLUMNS = ", ".join(SUMMARY)
-# The last row that may be looked at comes back in any case: it is where the next page goes on.
+# The last row that was looked at comes back in any case, with its number: there the next page goes on.
 _PAGE = f"""
     SELECT {_COLUMNS}, is_wanted, number FROM (
-        SELECT {_COLUMNS}, {{wanted}} AS is_wanted, row_number() OVER () AS number FROM (
+        SELECT {_COLUMNS}, {{wanted}} AS is_wanted, row_number() OVER () AS number, lead(id) OVER () IS NULL AS is_last
+        FROM (
             SELECT {_COLUMNS} FROM pgqueue_job WHERE {{where}} ORDER BY {{order}} LIMIT %(most)s
         ) AS walk
-    ) AS seen WHERE is_wanted OR number = %(most)s LIMIT %(limit)s
+    ) AS seen WHERE is_wanted OR is_last LIMIT %(limit)s
 """
 
 

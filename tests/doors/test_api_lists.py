@@ -162,11 +162,14 @@ INDEXES = {
 }
 
 
-@pytest.mark.parametrize("statistics", ["fresh", "stale"])
+@pytest.mark.parametrize("statistics", ["fresh", "empty", "of other jobs"])
 @pytest.mark.parametrize("state", INDEXES)
 def test_each_page_walks_along_one_index(state: str, statistics: str) -> None:
-    if statistics == "stale":
-        analyze()  # of an empty table
+    if statistics == "of other jobs":
+        fill(**({one.value: 10 for one in State} | {state or "dead": 20_000}))
+    if statistics != "fresh":
+        analyze()
+        Job.objects.all().delete()
     fill(**{one.value: 500 for one in State} | {"succeeded": 20_000})
     if statistics == "fresh":
         analyze()
@@ -186,3 +189,19 @@ def test_each_page_walks_along_one_index(state: str, statistics: str) -> None:
                 assert "Sort" not in found.replace("Incremental Sort", "").replace("Presorted", "").replace(
                     "Sort Key", ""
                 ), found
+
+
+@pytest.mark.parametrize("state", ["failed", "dead"])
+def test_a_queue_is_requeued_along_the_index_of_broken_jobs(state: str) -> None:
+    fill(**({one.value: 10 for one in State} | {state: 20_000}))
+    analyze()
+    Job.objects.all().delete()
+    fill(succeeded=20_000, failed=50, dead=50)
+    with statements() as sent:
+        response = Client().post("/pgqueue/api/v1/queues/q1/requeue", {"state": state}, "application/json")
+    assert response.json() == {"requeued": Job.objects.filter(queue_name="q1", state="queued").count(), "more": False}
+    assert response.json()["requeued"] > 10
+    walk = next(sql for sql in sent if sql.startswith("SELECT") and "LIMIT" in sql and '"pgqueue_job"' in sql)
+    with index_walks("default"):
+        found = plan(walk.replace("%", "%%"))
+    assert "pgqueue_job_broken" in found, found
