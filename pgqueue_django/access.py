@@ -73,7 +73,8 @@ _csrf = _Csrf(lambda request: HttpResponse())
 def session(request: HttpRequest) -> Actor | None:
     """The user who is logged in, with his permissions. Raises PermissionDenied for a change without a CSRF token."""
     user = getattr(request, "user", None)
-    if user is None or not user.is_authenticated:
+    # A cookie can hold a NUL and PostgreSQL no text with one: to look for such a session is an error there.
+    if user is None or "\0" in "".join(request.COOKIES.values()) or not user.is_authenticated:
         return None
     # The views are exempt, since tokens need none of it: whoever comes by a cookie does.
     _csrf.process_request(request)

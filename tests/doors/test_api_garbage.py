@@ -433,3 +433,42 @@ def test_what_a_server_lets_through_is_answered_and_the_server_lives_on(tmp_path
                 kind = "application/problem+json" if status >= 400 else "application/json"
                 assert answer.headers["content-type"] == kind, name
         assert "Traceback" not in site.log.read_text(errors="replace")
+
+
+# -- what was found so -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/jobs", {"priority": 6.0, "max_attempts": 3.0}, 201),  # to JSON Schema it is an integer
+        ("/jobs", {"priority": 6.5}, 422),
+        ("/jobs", {"priority": "6"}, 422),
+        ("/jobs", {"run_after": "2040-01-01T00:00:00-16:50"}, 201),  # more than PostgreSQL takes
+        ("/jobs", {"run_after": "0001-01-01T00:00:00+12:00"}, 422),  # before the first year, in UTC
+        ("/jobs", {"run_after": "9999-12-31T23:59:59-12:00"}, 422),
+        ("/queues/open/pause", {"resume_after_seconds": 5e-324}, 422),  # as a timedelta it is nothing
+    ],
+)
+def test_numbers_and_moments_at_their_edges(path: str, body: dict[str, Any], status: int) -> None:
+    body |= {"task": charge.path, "args": [1]} if path == "/jobs" else {}
+    answer = over_wsgi(Asked("POST", path, headers={**KNOWN, "Content-Type": "application/json"}, body=[_json(body)]))
+    assert answer.status == status, answer
+
+
+def _json(body: Any) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_who_does_not_wait_is_answered_at_once() -> None:
+    asked = Asked(path=f"/jobs/{make_job('scheduled').pk}", query="wait=0", headers=KNOWN)
+    answer = over_asgi(asked)
+    assert answer.status == 200
+    assert json.loads(answer.body)["state"] == "scheduled"
+    check(asked, answer)
+
+
+@pytest.mark.parametrize("over", [over_wsgi, over_asgi])
+def test_a_session_that_no_database_can_hold_is_nobodys(over: Callable[[Asked], Answered]) -> None:
+    answer = over(Asked(headers={"Cookie": f"sessionid={NULS}"}))
+    assert answer.status == HTTPStatus.UNAUTHORIZED, answer
