@@ -46,7 +46,7 @@ def examples() -> list[Example]:
 DIFFERS = {
     r"\d{4}\\-\d\d\\-\d\dT[\d:]{8}\\\.\d{6}Z": r"\\d{4}-\\d\\d-\\d\\dT[\\d:]{8}\\.\\d{6}Z",
     r'("id":\\ |jobs/|Job\\ )\d+': r"\1\\d+",
-    r"(\\\s)+": r"\\s*",
+    r"(\\\s)+": r"\\s+",
     "…": ".*",
 }
 

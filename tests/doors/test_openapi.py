@@ -31,6 +31,7 @@ from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
 from pgqueue_django.states import State
 
+from .api_tasks import charge
 from .fuzzing import resolved, undocumented
 from .websites import PREFIX
 
@@ -232,6 +233,44 @@ def test_it_says_where_the_project_has_mounted_it(settings: Any) -> None:
     (server,) = response.json()["servers"]
     assert server["url"] == "/elsewhere/api/v1"
     assert Client().get(f"{server['url']}/jobs", headers={"Rights": "view_job"}).status_code == 200
+
+
+def _check_headers(path: str, method: str, response: Any) -> None:
+    responses = {
+        **OPERATIONS[path, method]["responses"],
+        "405": DOCUMENT["components"]["responses"]["MethodNotAllowed"],
+    }
+    headers = resolved(DOCUMENT, responses[str(response.status_code)])["headers"]
+    assert headers
+    for name, header in headers.items():
+        schema = resolved(DOCUMENT, header)["schema"]
+        value = response.headers[name]
+        jsonschema_rs.validator_for(schema).validate(int(value) if schema.get("type") == "integer" else value)
+
+
+@pytest.mark.django_db
+def test_headers_are_there_as_documented(settings: Any) -> None:
+    def post(**headers: str) -> Any:
+        body = {"task": charge.path, "args": [1], "idempotency_key": "k"}
+        return Client().post(f"{PREFIX}/jobs", body, "application/json", headers=headers)
+
+    everything = {"Rights": " ".join(RIGHTS)}
+    for status, headers in ((201, everything), (200, everything), (401, {})):
+        response = post(**headers)
+        assert response.status_code == status
+        _check_headers("/jobs", "POST", response)
+    make_job("queued")
+    _check_headers("/jobs", "GET", Client().get(f"{PREFIX}/jobs?limit=1", headers=everything))
+    there = f"/jobs/{post(**everything).json()['id']}"
+    shown = ask(there)
+    _check_headers("/jobs/{id}", "GET", shown)
+    _check_headers("/jobs/{id}", "GET", ask(there, **{"If-None-Match": shown.headers["ETag"]}))
+    _check_headers("/jobs/{id}", "GET", ask(there, "PUT"))
+    settings.PGQUEUE = {"API_AUTH": [anybody], "API_RATE": "1/h"}
+    ask(there)
+    limited = ask(there)
+    assert limited.status_code == 429
+    _check_headers("/jobs/{id}", "GET", limited)
 
 
 # -- what those see who may not read everything ----------------------------------------------------------------
