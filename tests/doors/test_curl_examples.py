@@ -29,14 +29,12 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    """``$ command``, ``> and more of it``; the lines below are what it answers."""
+    """``$ command``; the lines below are what it answers."""
     found: list[Example] = []
     for block in re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.M | re.S):
         for line in block.splitlines():
             if line.startswith("$ "):
                 found.append(Example(line[2:], ""))
-            elif line.startswith("> "):
-                found[-1] = Example(f"{found[-1].command}\n{line[2:]}", "")
             else:
                 found[-1] = Example(found[-1].command, f"{found[-1].answer}{line}\n")
     return found

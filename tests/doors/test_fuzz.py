@@ -43,7 +43,7 @@ def ask(site: Website, method: str, path: str, body: Any = None) -> Any:
         line.close()
 
 
-def fuzz(site: Website, folder: Path, examples: int, seed: int = 1, phases: str = PHASES, seconds: float = 100) -> None:
+def fuzz(site: Website, folder: Path, examples: int, seed: int = 1, phases: str = PHASES, seconds: float = 200) -> None:
     """So many examples of each operation, and what it does beside that. Raises AssertionError for what it finds."""
     folder.mkdir()
     document = ask(site, "GET", "/openapi.json")
