@@ -21,8 +21,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import InterfaceError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .worker.connections import drop
 
 SECONDS = 4.5
 CONNECT_SECONDS = 2
@@ -83,9 +85,7 @@ class _Limit:
                 wrapper.connect = own  # type: ignore[method-assign]
             if self.is_over and wrapper.connection is not None:
                 # It may look as if it were alive, and the next request of this thread would ask it.
-                with contextlib.suppress(DatabaseError, InterfaceError):
-                    wrapper.connection.close()
-                    wrapper.close()
+                drop(wrapper.alias)
 
 
 def _shut(wire: socket.socket) -> None:

@@ -88,10 +88,10 @@ def open_to_the_api(view: Callable[..., Any]) -> Callable[..., Any]:
     return csrf_exempt(login_not_required(view))
 
 
-def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any]) -> HttpResponse:
-    """What one request is answered with, whatever happens."""
+def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], *, again: bool = False) -> HttpResponse:
+    """What one request is answered with, whatever happens. ``again``: it has waited, and counts once."""
     try:
-        response = _answer(request, methods, captured)
+        response = _answer(request, methods, captured, again)
     except Exception as error:
         response = refusal(request, error)
     if not response.has_header("Cache-Control"):
@@ -101,7 +101,7 @@ def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any]) 
     return response
 
 
-def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any]) -> HttpResponse:
+def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], again: bool) -> HttpResponse:
     if not conf.current().API_AUTH:
         raise Problem(404, "off", 'The API is off: name who may use it in settings.PGQUEUE["API_AUTH"].')
     need = methods.get("GET" if request.method == "HEAD" else request.method or "")
@@ -120,7 +120,8 @@ def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any])
         if actor is None:
             headers = {"WWW-Authenticate": 'Bearer realm="pgqueue"'}
             raise Problem(401, "unauthenticated", "Log in, or send a bearer token.", headers=headers)
-        limits.rate(actor.name)
+        if not again:
+            limits.rate(actor.name)
         if not need.allows(actor):
             wanted = (" or " if need.one_of else " and ").join(need.rights)
             raise Problem(403, "forbidden", f"This needs the right {wanted}.")

@@ -186,12 +186,12 @@ async def job(request: HttpRequest, id: str) -> HttpResponse:
     if seconds:
         await waiting.until_finished(int(id), seconds)
         async with waiting.turn():
-            response = await sync_to_async(_answered)(request, show_job, id)
+            response = await sync_to_async(_answered)(request, show_job, id, again=True)
     return response
 
 
-def _answered(request: HttpRequest, get: Need, id: str) -> HttpResponse:
-    response = answer(request, {"GET": get}, {"id": id})
+def _answered(request: HttpRequest, get: Need, id: str, *, again: bool = False) -> HttpResponse:
+    response = answer(request, {"GET": get}, {"id": id}, again=again)
     if not isinstance(request, WSGIRequest):
         # Django would keep them until the request ends: each who waits would hold one of the server's sessions.
         for connection in connections.all(initialized_only=True):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
+from django.core.cache import cache
 from django.core.handlers.asgi import ASGIHandler
 from django.db import connection, connections
 from django.test import Client
@@ -219,6 +220,14 @@ def test_a_client_that_has_gone_is_forgotten() -> None:
             await there.wait(10)
 
     run(main)
+
+
+def test_who_has_waited_has_asked_once(settings: Any) -> None:
+    cache.clear()
+    settings.PGQUEUE = {"API_AUTH": [everybody], "API_RATE": "1/h"}
+    job = make_job("queued")
+    assert [run(lambda: ask(f"jobs/{job.pk}?wait=1"))[0] for _ in range(2)] == [200, 429]
+    cache.clear()
 
 
 def test_a_wait_that_is_over_can_be_not_modified() -> None:
