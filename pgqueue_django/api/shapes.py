@@ -56,8 +56,8 @@ def job(request: HttpRequest, actor: Actor, row: Mapping[str, Any]) -> dict[str,
     """One job: of ``DETAIL``."""
     may_read = actor.may("view_job_payload")
     found = _columns(request, actor, row, _DETAIL)
-    if isinstance(row["progress"], dict) and not may_read:
-        found["progress"] = {"fraction": row["progress"].get("fraction")}
+    if not may_read:
+        found["progress"] = _fraction(row["progress"])
     found["history"] = [_attempt(one, may_read) for one in _list(row["history"])]
     if may_read:
         found |= {name: row[name] for name in _PAYLOAD}
@@ -69,6 +69,12 @@ def _columns(request: HttpRequest, actor: Actor, row: Mapping[str, Any], names: 
     if not actor.may("view_job_payload"):
         del values["idempotency_key"]
     return {"id": values.pop("id"), "url": url(request, "api_job", id=row["id"]), **values}
+
+
+def _fraction(progress: Any) -> dict[str, Any] | None:
+    """Of the progress what anybody may see; plain SQL can have written anything."""
+    fraction = progress.get("fraction") if isinstance(progress, dict) else None
+    return {"fraction": fraction} if isinstance(fraction, int | float) else None
 
 
 def _list(value: Any) -> list[Any]:

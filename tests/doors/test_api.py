@@ -7,17 +7,21 @@ import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import hypothesis
 import pytest
 from django.core.cache import cache
-from django.db import connections
+from django.db import connection, connections
 from django.test import Client
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
 from verbs import rows
 from verbs.rows import DB, GRACE, claim_one, make_job, seconds_from_now
 
 from pgqueue_django import options, queues, transitions
 from pgqueue_django.access import Actor
-from pgqueue_django.api import endpoint, limits, reading
+from pgqueue_django.api import endpoint, enqueueing, limits, reading
 from pgqueue_django.conf import RIGHTS
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.states import TRANSITIONS, State
@@ -400,6 +404,36 @@ def test_under_wsgi_a_body_without_a_length_is_asked_for_one(api: Api) -> None:
     assert api._client.generic("POST", f"{API}jobs", b"", "application/json", **headers).status_code == 411
 
 
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(), max_size=20)
+    | st.sampled_from([charge.path, pack.path, closed.path, "2027-01-01T00:00:00Z", "0001-01-01T00:00:00+23:59"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=20,
+)
+FIELDS = st.sampled_from([*enqueueing.FIELDS, "jobs", "reason", "resume_at", "resume_after_seconds", "state"])
+PATHS = ("jobs", "jobs:batch", "queues/open/pause", "queues/open/requeue")
+
+
+@hypothesis.settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(path=st.sampled_from(PATHS), body=st.dictionaries(FIELDS, VALUES, max_size=5), task=st.booleans())
+def test_no_body_whatsoever_is_a_fault_of_ours(api: Api, path: str, body: dict[str, Any], task: bool) -> None:
+    if task:
+        body["task"] = charge.path
+    raw = json.dumps({"jobs": [body]} if path == "jobs:batch" and task else body).encode()
+    assert api.send(path, raw).status_code in (200, 201, 400, 422)
+
+
+@hypothesis.settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@given(name=st.sampled_from(["state", "queue_name", "task", "limit", "cursor", "idempotency_key"]), value=st.text())
+def test_no_query_whatsoever_is_a_fault_of_ours(api: Api, name: str, value: str) -> None:
+    query = urlencode({name: value.encode("utf-8", "surrogatepass"), "task": charge.path})
+    assert api.get(f"jobs?{query}").status_code in (200, 400)
+
+
 # -- one job ---------------------------------------------------------------------------------------------------
 
 PAYLOAD = {"args", "kwargs", "result", "idempotency_key"}
@@ -424,6 +458,20 @@ def test_what_a_job_was_given_and_failed_of_is_for_those_who_may_read_it() -> No
     assert shown["history"][0]["message"] == "boom"
     listed = Api("view_job").get("jobs").json()["jobs"]
     assert not PAYLOAD & set(listed[0])
+
+
+@pytest.mark.parametrize("column", ["args", "kwargs", "progress", "history", "result"])
+@pytest.mark.parametrize("value", ['"secret-1"', '["secret-1"]', '{"fraction": "secret-1"}', "7", "null"])
+def test_what_plain_sql_has_written_is_shown_as_it_is_to_those_who_may(column: str, value: str) -> None:
+    job = make_job("queued")
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE pgqueue_job SET {column} = %s WHERE id = %s", [value, job.pk])
+    response = Api("view_job").get(f"jobs/{job.pk}")
+    assert response.status_code == 200
+    assert "secret" not in response.content.decode()
+    shown = Api("view_job", "view_job_payload").get(f"jobs/{job.pk}")
+    assert shown.status_code == 200
+    assert column == "history" or shown.json()[column] == json.loads(value)
 
 
 def test_moments_are_utc_with_microseconds(api: Api) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
+import importlib.util
 import json
 import os
 import socket
@@ -265,6 +266,7 @@ def test_a_post_whose_commit_got_no_reply_is_repeated_with_its_key(site: Site, l
     assert again.document["id"] == first.document["id"]
 
 
+@pytest.mark.skipif(importlib.util.find_spec("uvicorn") is None, reason="uvicorn is not installed")
 def test_who_waits_for_a_job_when_the_database_goes_away_is_told_so(private: tuple[localdb.Server, str]) -> None:
     database, session = private
     with serving(database.url(), "new", ASGI) as port:
