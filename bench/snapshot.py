@@ -45,8 +45,7 @@ def buffers(lab: laboratory.Lab) -> int:
     from pgqueue_django import snapshot
 
     query = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + snapshot._READING
-    values = {"cap": snapshot.CAP, "queues": snapshot.MAX_QUEUES, "pairs": snapshot.MAX_PAIRS}
-    found = lab.watcher.execute(query, values).fetchone()  # type: ignore[call-overload]
+    found = lab.watcher.execute(query, snapshot._bounds()).fetchone()  # type: ignore[call-overload]
     plan = (found[0] if isinstance(found[0], list) else json.loads(found[0]))[0]["Plan"]
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import date
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -28,6 +29,16 @@ RETENTION: Mapping[str, float | None] = {
     "dead": 30 * DAY,
 }
 
+PROBLEMS: Mapping[str, float] = {
+    "unserved_seconds": 30.0,
+    "oldest_due_seconds": 300.0,
+    "schedule_late_seconds": 120.0,
+    "failure_rate": 0.25,
+    "failures": 10.0,
+    "leases_expired": 10.0,
+    "paused_seconds": 3600.0,
+    "dead_rows": 100_000.0,
+}
 RIGHTS = (
     *("enqueue_job", "view_job", "view_job_payload", "requeue_job", "cancel_job", "pause_queue"),
     *("view_queue", "view_worker", "view_schedule", "view_dashboard"),
@@ -77,6 +88,10 @@ class Settings:
     """A bearer token that opens the metrics page."""
     METRICS_PUBLIC: bool = False
     """True: the metrics page asks for nothing. For closed networks only."""
+    PROBLEMS: Mapping[str, float] | None = None
+    """From where on something is a problem; what is left out keeps its default."""
+    TRACING: bool = False
+    """True: OpenTelemetry spans of enqueues and attempts, linked through the job's row."""
     API_AUTH: Sequence[str | Callable[..., Any]] = ()
     """Who asks the JSON API: each is called with the request until one knows. Empty: the API is off."""
     API_TOKENS: Mapping[str, Mapping[str, Any]] | None = None
@@ -85,6 +100,10 @@ class Settings:
     """Requests of one actor to the JSON API: ``"100/s"``, ``"1000/min"``, ``"5000/h"``. None: no limit."""
     API_MAX_QUEUE_DEPTH: int | None = None
     """Jobs ready or waiting in a queue beyond which the JSON API enqueues no more there. None: no limit."""
+
+    @property
+    def problems(self) -> Mapping[str, float]:
+        return {**PROBLEMS, **(self.PROBLEMS or {})}
 
     @property
     def heartbeat(self) -> float:
@@ -177,9 +196,12 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
         yield _number("HEARTBEAT", given.HEARTBEAT, above=0, most=DAY)
     if given.TIMEOUT is not None:
         yield _number("TIMEOUT", given.TIMEOUT, above=0, most=366 * DAY)
-    for name in ("LISTEN", "METRICS_PUBLIC"):
+    for name in ("LISTEN", "METRICS_PUBLIC", "TRACING"):
         if not isinstance(value := getattr(given, name), bool):
             yield _mistake(name, value, "give True or False")
+    if given.TRACING is True and not _is_installed("opentelemetry.trace"):
+        problem = 'settings.PGQUEUE["TRACING"] is True, and OpenTelemetry cannot be imported'
+        yield Mistake("TRACING", problem, 'pip install "pgqueue_django[otel]"')
     if (alias := given.LISTEN_DATABASE) is not None:
         postgresql = [name for name in connections if connections[name].vendor == "postgresql"]
         if alias not in postgresql:
@@ -194,6 +216,7 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
         yield _whole("MAX_FINISHED", given.MAX_FINISHED, least=0, most=1_000_000)
     if given.METRICS_TOKEN is not None and not isinstance(given.METRICS_TOKEN, str):
         yield Mistake("METRICS_TOKEN", 'settings.PGQUEUE["METRICS_TOKEN"] is no text', "give a text, or None.")
+    yield from _wrong_limits(given.PROBLEMS)
     yield from _wrong_api(given)
     yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
     if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
@@ -206,6 +229,19 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
             )
         elif age is not None:
             yield _number(f'RETENTION"]["{state}', age, above=-1, most=36_500 * DAY)
+
+
+def _wrong_limits(given: Any) -> Iterator[Mistake | None]:
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        yield _mistake("PROBLEMS", given, "give a dict of limits, or None")
+        return
+    for name, limit in given.items():
+        if name not in PROBLEMS:
+            yield Mistake("PROBLEMS", f'settings.PGQUEUE["PROBLEMS"] names {name!r}', f"it has {', '.join(PROBLEMS)}.")
+        else:
+            yield _number(f'PROBLEMS"]["{name}', limit, above=-1, most=1e9)
 
 
 def _wrong_api(given: Any) -> Iterator[Mistake | None]:
@@ -267,6 +303,13 @@ def _whole(name: str, value: Any, *, least: int, most: int, why: str = "") -> Mi
 
 def _mistake(name: str, value: Any, remedy: str) -> Mistake:
     return Mistake(name, f'settings.PGQUEUE["{name}"] is {value!r:.100}', f"{remedy}.")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # of the package that it is in
+        return False
 
 
 def is_debug() -> bool:

@@ -29,6 +29,7 @@ Event = Literal[
     "worker.stopped",
     "worker.progress",
     "worker.probes",
+    "worker.metrics",
     "worker.unfit",
     "worker.trouble",
     "database.failing",

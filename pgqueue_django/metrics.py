@@ -8,7 +8,8 @@ never changes its name and ``other`` only grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
@@ -17,57 +18,73 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from . import stats
+from . import problems, stats
+from .problems import Rule
 from .snapshot import COUNTED, OTHER, Snapshot
 
 MAX_LABELS = 200
 """Queues, and tasks, that have a label value of their own."""
 
-OUTCOMES = ("succeeded", "retried", "failed", "dead")
-DOWN = "# The database does not answer.\npgqueue_up 0\n"
+_FAILURES = ("retried", "failed", "dead")
 
 _LES = [*map(str, stats.BOUNDS), "+Inf"]
 
 
 class SnapshotCollector(Collector):
-    """Hands one snapshot to a registry of prometheus_client. Collecting it reads nothing."""
+    """Hands one snapshot to a registry of prometheus_client. Collecting it reads nothing.
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    ``None``: the database did not answer, and nothing is known but that.
+    """
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
         self.snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         taken = self.snapshot
-        queues = _names(
-            [tally.queue_name for tally in taken.tallies],
-            sorted({depth.queue_name for depth in taken.depths} | set(taken.oldest_due)),
-        )
-        tasks = _names([tally.task for tally in taken.tallies])
-        yield GaugeMetricFamily("pgqueue_up", "1 when the database answered.", 1)
-        yield _jobs(taken, queues)
-        yield _capped(taken)
-        yield _oldest_due(taken, queues)
-        yield GaugeMetricFamily("pgqueue_workers", "Workers with a heartbeat within their lease.", taken.workers)
-        yield _attempts(taken, queues, tasks)
-        yield _histogram(
-            "pgqueue_pickup_seconds",
-            "From when a job could have run to the start of its handler.",
-            "queue",
-            ((queues[tally.queue_name], tally.pickup_counts, tally.pickup_seconds) for tally in taken.tallies),
-        )
-        yield _histogram(
-            "pgqueue_run_seconds",
-            "From the start of a handler to its end.",
-            "task",
-            ((tasks[tally.task], tally.run_counts, tally.run_seconds) for tally in taken.tallies),
-        )
+        yield GaugeMetricFamily("pgqueue_up", "1 when the database answered.", taken is not None)
+        if taken is not None:
+            yield from _families(taken)
 
 
-def render(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
+def render(snapshot: Snapshot | None, accept: str = "") -> tuple[bytes, str]:
     """The page and its content type, in the text format that the header ``accept`` asks for."""
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(snapshot))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
+
+
+def _families(taken: Snapshot) -> Iterator[Metric]:
+    queues = _names(
+        [tally.queue_name for tally in taken.tallies],
+        sorted({depth.queue_name for depth in taken.depths} | set(taken.oldest_due)),
+    )
+    tasks = _names([tally.task for tally in taken.tallies])
+    yield _jobs(taken, queues)
+    yield from _counted(taken)
+    yield _oldest_due(taken, queues)
+    yield GaugeMetricFamily("pgqueue_workers", "Workers with a heartbeat within their lease.", taken.workers)
+    yield _slots(taken)
+    yield from _ended(taken, queues, tasks)
+    yield CounterMetricFamily(
+        "pgqueue_leases_expired",
+        "Failed attempts whose lease had expired.",
+        sum(tally.expired for tally in taken.tallies),
+    )
+    yield _histogram(
+        "pgqueue_enqueue_to_start_seconds",
+        "Pickup: from when a job could have run to the start of its handler.",
+        "queue",
+        ((queues[tally.queue_name], tally.pickup_counts, tally.pickup_seconds) for tally in taken.tallies),
+    )
+    yield _histogram(
+        "pgqueue_run_seconds",
+        "From the start of a handler to its end.",
+        "task",
+        ((tasks[tally.task], tally.run_counts, tally.run_seconds) for tally in taken.tallies),
+    )
+    yield _schedules(taken)
+    yield _problems(taken)
 
 
 def _names(*seen: Iterable[str]) -> dict[str, str]:
@@ -81,7 +98,9 @@ def _names(*seen: Iterable[str]) -> dict[str, str]:
 
 def _jobs(taken: Snapshot, queues: dict[str, str]) -> Metric:
     family = GaugeMetricFamily(
-        "pgqueue_jobs", "Jobs by queue and state; at least so many where capped.", labels=["queue", "state"]
+        "pgqueue_jobs",
+        "Jobs by queue and state, now; where capped, of the last full count.",
+        labels=["queue", "state"],
     )
     # Zeros too: a series that comes and goes cannot be alerted on.
     counts = {(label, state): 0 for label in queues.values() for state in COUNTED}
@@ -92,13 +111,19 @@ def _jobs(taken: Snapshot, queues: dict[str, str]) -> Metric:
     return family
 
 
-def _capped(taken: Snapshot) -> Metric:
-    family = GaugeMetricFamily(
-        "pgqueue_jobs_capped", "1 when there may be more jobs of the state than were counted.", labels=["state"]
+def _counted(taken: Snapshot) -> Iterator[Metric]:
+    capped = GaugeMetricFamily(
+        "pgqueue_jobs_capped", "1 when there are more jobs of the state than are counted each time.", labels=["state"]
+    )
+    ages = GaugeMetricFamily(
+        "pgqueue_jobs_count_age_seconds",
+        "How old the number of jobs of the state is; 0 when it is exact, NaN before the first full count.",
+        labels=["state"],
     )
     for state in COUNTED:
-        family.add_metric([state], state in taken.capped)
-    return family
+        capped.add_metric([state], state in taken.capped)
+        ages.add_metric([state], taken.count_ages.get(state, math.nan) if state in taken.capped else 0.0)
+    yield from (capped, ages)
 
 
 def _oldest_due(taken: Snapshot, queues: dict[str, str]) -> Metric:
@@ -113,17 +138,53 @@ def _oldest_due(taken: Snapshot, queues: dict[str, str]) -> Metric:
     return family
 
 
-def _attempts(taken: Snapshot, queues: dict[str, str], tasks: dict[str, str]) -> Metric:
-    family = CounterMetricFamily(
-        "pgqueue_attempts", "Attempts by what they ended in.", labels=["queue", "task", "outcome"]
-    )
-    counts: dict[tuple[str, str, str], int] = {}
+def _slots(taken: Snapshot) -> Metric:
+    family = GaugeMetricFamily("pgqueue_slots", "Slots of these workers.", labels=["state"])
+    family.add_metric(["busy"], taken.busy_slots)
+    family.add_metric(["free"], max(0, taken.slots - taken.busy_slots))
+    return family
+
+
+def _ended(taken: Snapshot, queues: dict[str, str], tasks: dict[str, str]) -> Iterator[Metric]:
+    completed: dict[tuple[str, ...], int] = {}
+    failures: dict[tuple[str, ...], int] = {}
     for tally in taken.tallies:
-        for outcome in OUTCOMES:
-            key = (queues[tally.queue_name], tasks[tally.task], outcome)
-            counts[key] = counts.get(key, 0) + getattr(tally, outcome)
-    for labels, attempts in counts.items():
-        family.add_metric(labels, attempts)
+        labels = (queues[tally.queue_name], tasks[tally.task])
+        completed[labels] = completed.get(labels, 0) + tally.succeeded
+        for outcome in _FAILURES:
+            failures[*labels, outcome] = failures.get((*labels, outcome), 0) + getattr(tally, outcome)
+    yield _counter("pgqueue_jobs_completed", "Jobs that succeeded.", ["queue", "task"], completed)
+    yield _counter(
+        "pgqueue_job_failures",
+        "Failed attempts, expired leases included: retried, or the job is failed or dead.",
+        ["queue", "task", "outcome"],
+        failures,
+    )
+
+
+def _counter(name: str, text: str, labels: list[str], counts: Mapping[tuple[str, ...], int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
+
+
+def _schedules(taken: Snapshot) -> Metric:
+    family = GaugeMetricFamily(
+        "pgqueue_schedule_late_seconds", "How late the next tick of the schedule is.", labels=["schedule"]
+    )
+    for name, seconds in taken.schedules.items():
+        family.add_metric([name], seconds)
+    return family
+
+
+def _problems(taken: Snapshot) -> Metric:
+    family = GaugeMetricFamily("pgqueue_problems", "What is wrong, by rule.", labels=["rule", "severity"])
+    counts = dict.fromkeys(Rule, 0)
+    for problem in problems.find(taken):
+        counts[problem.rule] += 1
+    for rule, count in counts.items():
+        family.add_metric([rule, problems.SEVERITIES[rule]], count)
     return family
 
 

@@ -2,8 +2,8 @@
 
 Everything comes from one SQL statement, so all the numbers are of one moment, read from the database that the
 jobs are written to. It looks at no more than ``CAP`` rows of each walk along a partial index, whatever the
-size of the table, and says where it stopped. It never counts finished jobs but failed and dead ones: what
-succeeded or was cancelled has counters only. It writes nothing.
+size of the table, and says where it stopped; what ``counts`` has counted beyond that comes with its age. It never
+counts finished jobs but failed and dead ones: what succeeded or was cancelled has counters only. It writes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ MAX_QUEUES = 200
 """Queues with ready jobs that are counted apart; the rest is counted together, as ``OTHER``."""
 MAX_PAIRS = 1_000
 """Pairs of queue and task whose counters are kept apart: those seen first. The rest is (``OTHER``, ``OTHER``)."""
-MAX_SECONDS = 4
+MAX_SCHEDULES = 200
+"""Schedules that have a name of their own; of the others the latest one is ``OTHER``."""
+MAX_LISTED = 50
+"""Late workers, and tasks that fail: the worst ones."""
+RECENT_SECONDS = 600
+"""What ``Snapshot.failing`` and ``Snapshot.expired_recently`` look back on, in whole minutes."""
+MAX_SECONDS = 2
 """The statement is given up after this."""
 
 OTHER = "other"
@@ -38,7 +44,10 @@ COUNTED = (State.SCHEDULED, State.QUEUED, State.RUNNING, State.RETRYING, State.F
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many jobs of one queue are in one state; with ``capped`` at least so many."""
+    """How many jobs of one queue are in one state.
+
+    With ``capped`` there may be others: it is what ``counts`` has counted last, and at least what was seen.
+    """
 
     queue_name: str
     state: State
@@ -59,10 +68,30 @@ class Tally:
     retried: int
     failed: int
     dead: int
+    expired: int
     pickup_counts: tuple[int, ...]
     pickup_seconds: float
     run_counts: tuple[int, ...]
     run_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """The attempts of one task that ended within ``RECENT_SECONDS``, some of them failed."""
+
+    task: str
+    attempts: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The table of jobs, as the server's statistics have it; they are estimates."""
+
+    live_rows: int
+    dead_rows: int
+    vacuumed_seconds: float | None
+    """Since the last vacuum; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +103,35 @@ class Snapshot:
     """In the order of queue and state; none where there are no jobs."""
     capped: frozenset[State]
     """States of which ``CAP`` rows were seen in one walk: there may be more, and in queues that are not named."""
+    count_ages: Mapping[State, float]
+    """Of those states: seconds since ``counts`` has counted them; no entry where it has not yet."""
     oldest_due: Mapping[str, float]
     """Seconds since the job that waits longest in each queue could have run; no entry where none is due."""
     workers: int
     """Workers whose last heartbeat is younger than their lease."""
+    slots: int
+    """Jobs that these can run at the same time."""
+    busy_slots: int
+    """Jobs that they ran at their last heartbeats."""
+    served: frozenset[str] | None
+    """Queues that these were told to take; None: one of them takes all."""
+    late_workers: Mapping[str, float]
+    """Seconds since the last heartbeat of those whose lease has ended since, the latest first."""
+    paused: Mapping[str, float]
+    """Seconds since each paused queue was paused."""
+    schedules: Mapping[str, float]
+    """How late the next tick of each schedule is that is to fire, in seconds; 0: it has not come."""
+    failing: tuple[Failing, ...]
+    """Tasks with failed attempts of late, those with the most first."""
+    expired_recently: int
+    """Attempts of late whose lease expired."""
+    table: Table
     tallies: tuple[Tally, ...]
     """In the order in which they were first seen, so that who has a name of its own keeps it."""
 
 
 _BUCKETS = len(stats.BOUNDS) + 1
-_OUTCOMES = ("succeeded", "retried", "failed", "dead")
+_OUTCOMES = ("succeeded", "retried", "failed", "dead", "expired")
 # Each a column of the tally: its name, and what it sums over pgqueue_stat.
 _SUMS = {
     **{name: name for name in (*_OUTCOMES, "pickup_seconds", "run_seconds")},
@@ -163,13 +211,52 @@ WITH RECURSIVE name(queue_name) AS (
            CASE WHEN own THEN task ELSE '{OTHER}' END AS task,
            {", ".join(f"sum({name}) AS {name}" for name in _SUMS)}
     FROM placed GROUP BY 2, 3
+), worker AS MATERIALIZED (
+    SELECT id, queues, concurrency, running,
+           EXTRACT(EPOCH FROM statement_timestamp() - heartbeat_at) AS age,
+           heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds) AS alive
+    FROM pgqueue_worker
+), late AS (
+    SELECT id, age FROM worker WHERE NOT alive ORDER BY age, id LIMIT %(listed)s
+), paused AS (
+    SELECT name, EXTRACT(EPOCH FROM statement_timestamp() - paused_at) AS seconds FROM pgqueue_queue
+    WHERE paused_at IS NOT NULL AND (resume_at IS NULL OR resume_at > statement_timestamp())
+    ORDER BY name LIMIT %(queues)s
+), schedule AS (
+    SELECT CASE WHEN place <= %(schedules)s THEN name ELSE '{OTHER}' END AS name, max(late) AS late FROM (
+        SELECT name, row_number() OVER (ORDER BY id) AS place,
+               GREATEST(0, EXTRACT(EPOCH FROM statement_timestamp() - next_at)) AS late
+        FROM (SELECT id, name, next_at FROM pgqueue_schedule
+              WHERE is_enabled AND retired_at IS NULL ORDER BY next_at LIMIT %(cap)s) AS planned
+    ) AS numbered GROUP BY 1
+), recent AS MATERIALIZED (
+    SELECT task, sum(succeeded + retried + failed + dead) AS attempts, sum(retried + failed + dead) AS failures,
+           sum(expired) AS expired
+    FROM pgqueue_stat
+    WHERE minute >= date_trunc('minute', statement_timestamp() - make_interval(secs => {RECENT_SECONDS}), 'UTC')
+    GROUP BY task
+), failing AS (
+    SELECT task, attempts, failures FROM recent WHERE failures > 0 ORDER BY failures DESC, task LIMIT %(listed)s
 )
-SELECT statement_timestamp(),
-       (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs)) FROM depth)::text,
-       (SELECT jsonb_object_agg(queue_name, seconds) FROM oldest)::text,
-       (SELECT count(*) FROM pgqueue_worker
-        WHERE heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds)),
-       (SELECT jsonb_agg(jsonb_build_array(first, queue_name, task, {", ".join(_SUMS)})) FROM tally)::text
+SELECT statement_timestamp(), jsonb_build_object(
+    'depths', (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs)) FROM depth),
+    'counts', (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs,
+                   EXTRACT(EPOCH FROM statement_timestamp() - counted_at))) FROM pgqueue_count),
+    'oldest', (SELECT jsonb_object_agg(queue_name, seconds) FROM oldest),
+    'fleet', (SELECT jsonb_build_array(count(*), COALESCE(sum(concurrency), 0), COALESCE(sum(running), 0),
+                  COALESCE(bool_or(queues = '[]'), false)) FROM worker WHERE alive),
+    'served', (SELECT jsonb_agg(DISTINCT taken) FROM worker, jsonb_array_elements_text(queues) AS taken WHERE alive),
+    'late', (SELECT jsonb_agg(jsonb_build_array(id, age) ORDER BY age, id) FROM late),
+    'paused', (SELECT jsonb_object_agg(name, seconds) FROM paused),
+    'schedules', (SELECT jsonb_object_agg(name, late) FROM schedule),
+    'failing', (SELECT jsonb_agg(jsonb_build_array(task, attempts, failures) ORDER BY failures DESC, task)
+                FROM failing),
+    'expired', (SELECT COALESCE(sum(expired), 0) FROM recent),
+    'table', (SELECT jsonb_build_array(n_live_tup, n_dead_tup,
+                  EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(last_autovacuum, last_vacuum)))
+              FROM pg_stat_user_tables WHERE relid = to_regclass('pgqueue_job')),
+    'tallies', (SELECT jsonb_agg(jsonb_build_array(first, queue_name, task, {", ".join(_SUMS)})) FROM tally)
+)::text
 """
 
 # Without sorts the planner has only the indexes to give a walk its order; beside few rows of a big table, or
@@ -193,38 +280,79 @@ def index_walks(using: str) -> Iterator[CursorWrapper]:
         transaction.set_rollback(True, using=using)
 
 
+def _bounds() -> dict[str, int]:
+    return {
+        "cap": CAP,
+        "queues": MAX_QUEUES,
+        "pairs": MAX_PAIRS,
+        "schedules": MAX_SCHEDULES,
+        "listed": MAX_LISTED,
+    }
+
+
 def take(using: str | None = None) -> Snapshot:
     """The queue as it is now, in the database ``using``; by default the one that jobs are written to.
 
     Raises what Django raises for a database that is away, or one that takes longer than ``MAX_SECONDS``.
     """
     with index_walks(using or router.db_for_write(Job)) as cursor:
-        cursor.execute(_READING, {"cap": CAP, "queues": MAX_QUEUES, "pairs": MAX_PAIRS})
-        taken_at, depths, oldest, workers, tallies = cursor.fetchone()
-    counted = sorted((queue_name, State(state), jobs) for queue_name, state, jobs in json.loads(depths or "[]"))
-    capped = _capped(counted)
+        cursor.execute(_READING, _bounds())
+        taken_at, text = cursor.fetchone()
+    told = json.loads(text)
+    seen = {(queue_name, State(state)): jobs for queue_name, state, jobs in told["depths"] or ()}
+    capped = _capped(seen)
+    counted = [(queue_name, State(state), jobs, age) for queue_name, state, jobs, age in told["counts"] or ()]
+    workers, slots, busy_slots, takes_all = told["fleet"]
     return Snapshot(
         taken_at=taken_at,
-        depths=tuple(
-            Depth(queue_name, state, jobs, state in capped and (state != State.QUEUED or jobs >= CAP))
-            for queue_name, state, jobs in counted
-        ),
+        depths=_depths(seen, capped, counted),
         capped=capped,
-        oldest_due={queue_name: max(0.0, seconds) for queue_name, seconds in json.loads(oldest or "{}").items()},
+        count_ages={state: max(0.0, age) for _, state, _, age in counted if state in capped},
+        oldest_due=_seconds(told["oldest"]),
         workers=workers,
-        tallies=tuple(_tally(values) for values in sorted(json.loads(tallies or "[]"))),
+        slots=slots,
+        busy_slots=busy_slots,
+        served=None if takes_all else frozenset(told["served"] or ()),
+        late_workers=_seconds(dict(told["late"] or ())),
+        paused=_seconds(told["paused"]),
+        schedules=_seconds(told["schedules"]),
+        failing=tuple(Failing(*one) for one in told["failing"] or ()),
+        expired_recently=told["expired"],
+        table=Table(*(told["table"] or (0, 0, None))),
+        tallies=tuple(_tally(values) for values in sorted(told["tallies"] or ())),
     )
 
 
-def _capped(counted: list[tuple[str, State, int]]) -> frozenset[State]:
+def _seconds(told: Mapping[str, float] | None) -> dict[str, float]:
+    # PostgreSQL's clock may be set back.
+    return {name: max(0.0, seconds) for name, seconds in (told or {}).items()}
+
+
+def _depths(
+    seen: Mapping[tuple[str, State], int], capped: frozenset[State], counted: list[tuple[str, State, int, float]]
+) -> tuple[Depth, ...]:
+    """What was seen; and of a capped state what was counted last, where that is more."""
+    jobs = dict(seen)
+    for queue_name, state, many, _ in counted:
+        here = seen.get((queue_name, state), 0)
+        # Of ready jobs each queue has a walk of its own: below the cap it is exact.
+        if state in capped and (state != State.QUEUED or here >= CAP):
+            jobs[queue_name, state] = max(many, here)
+    return tuple(
+        Depth(queue_name, state, many, state in capped and (state != State.QUEUED or many >= CAP))
+        for (queue_name, state), many in sorted(jobs.items())
+    )
+
+
+def _capped(seen: Mapping[tuple[str, State], int]) -> frozenset[State]:
     """The states whose walk ended at ``CAP``; scheduled and retrying share one."""
-    seen = dict.fromkeys(COUNTED, 0)
-    for _, state, jobs in counted:
+    walked = dict.fromkeys(COUNTED, 0)
+    for (_, state), jobs in seen.items():
         # One walk per queue of ready jobs, one for all queues of the others.
-        seen[state] = max(seen[state], jobs) if state == State.QUEUED else seen[state] + jobs
+        walked[state] = max(walked[state], jobs) if state == State.QUEUED else walked[state] + jobs
     for state in WAITING:
-        seen[state] = sum(jobs for _, other, jobs in counted if other in WAITING)
-    return frozenset(state for state, jobs in seen.items() if jobs >= CAP)
+        walked[state] = sum(jobs for (_, other), jobs in seen.items() if other in WAITING)
+    return frozenset(state for state, jobs in walked.items() if jobs >= CAP)
 
 
 def _tally(values: list[Any]) -> Tally:

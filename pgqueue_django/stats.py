@@ -28,15 +28,17 @@ class Sample(NamedTuple):
     state: State
     pickup_seconds: float | None
     run_seconds: float | None
+    expired: bool = False  # failed because its lease had expired
 
 
 class _Cell:
     """The attempts of one task in one queue."""
 
-    __slots__ = ("outcomes", "pickups", "runs")
+    __slots__ = ("expired", "outcomes", "pickups", "runs")
 
     def __init__(self) -> None:
         self.outcomes = [0, 0, 0, 0]
+        self.expired = 0
         self.pickups: list[float] = []
         self.runs: list[float] = []
 
@@ -48,7 +50,7 @@ def _histogram(lengths: list[float]) -> list[int]:
     return [end - begin for begin, end in zip([0, *ends], [*ends, len(lengths)], strict=True)]
 
 
-_COUNTERS = "succeeded, retried, failed, dead, pickup_counts, pickup_seconds, run_counts, run_seconds"
+_COUNTERS = "succeeded, retried, failed, dead, expired, pickup_counts, pickup_seconds, run_counts, run_seconds"
 _COLUMNS = f"minute, worker_id, queue_name, task, {_COUNTERS}"
 
 _ADD_UP = """
@@ -57,6 +59,7 @@ _ADD_UP = """
         retried = old.retried + excluded.retried,
         failed = old.failed + excluded.failed,
         dead = old.dead + excluded.dead,
+        expired = old.expired + excluded.expired,
         pickup_counts = (SELECT array_agg(a + b ORDER BY place)
             FROM unnest(old.pickup_counts, excluded.pickup_counts) WITH ORDINALITY AS both_counts(a, b, place)),
         pickup_seconds = old.pickup_seconds + excluded.pickup_seconds,
@@ -70,7 +73,7 @@ _ADD = (
     f"INSERT INTO pgqueue_stat AS old ({_COLUMNS}) VALUES {{rows}} {_ADD_UP_STAT} RETURNING pg_current_xact_id()::text"
 )
 _ROW = (
-    "(date_trunc('minute', statement_timestamp(), 'UTC'), %s, %s, %s, %s, %s, %s, %s, "
+    "(date_trunc('minute', statement_timestamp(), 'UTC'), %s, %s, %s, %s, %s, %s, %s, %s, "
     "%s::bigint[], %s, %s::bigint[], %s)"
 )
 
@@ -81,10 +84,11 @@ def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> str
     Returns the id of the transaction, with which ``transitions.has_committed`` can be asked; None: no samples.
     """
     cells: dict[tuple[str, str], _Cell] = {}
-    for queue_name, task, state, pickup_seconds, run_seconds in samples:
+    for queue_name, task, state, pickup_seconds, run_seconds, expired in samples:
         if (cell := cells.get((queue_name, task))) is None:
             cell = cells[queue_name, task] = _Cell()
         cell.outcomes[_COLUMN[state]] += 1
+        cell.expired += expired
         if pickup_seconds is not None:
             cell.pickups.append(pickup_seconds)
         if run_seconds is not None:
@@ -94,7 +98,7 @@ def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> str
     params: list[Any] = []
     # Sorted, so that two writers with the same worker id (a worker and who disowns it) cannot deadlock.
     for (queue_name, task), cell in sorted(cells.items()):
-        params += [worker_id, queue_name, task, *cell.outcomes]
+        params += [worker_id, queue_name, task, *cell.outcomes, cell.expired]
         params += [_histogram(cell.pickups), sum(cell.pickups), _histogram(cell.runs), sum(cell.runs)]
     cursor.execute(_ADD.format(rows=", ".join([_ROW] * len(cells))), params)
     return str(cursor.fetchone()[0])
@@ -105,7 +109,7 @@ def _sum_of(column: str) -> str:
 
 
 _SUMS = (
-    "sum(succeeded), sum(retried), sum(failed), sum(dead), "
+    "sum(succeeded), sum(retried), sum(failed), sum(dead), sum(expired), "
     f"{_sum_of('pickup_counts')}, sum(pickup_seconds), {_sum_of('run_counts')}, sum(run_seconds)"
 )
 

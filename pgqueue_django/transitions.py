@@ -28,7 +28,7 @@ import psycopg
 from django.db import DatabaseError, DataError, connections, transaction
 from django.db.backends.utils import CursorWrapper
 
-from . import conf, logs, stats, wakeups
+from . import conf, logs, stats, tracing, wakeups
 from .backoff import Backoff
 from .exceptions import InvalidOption
 from .models import Job, JobQuerySet
@@ -94,6 +94,7 @@ class Claimed(NamedTuple):
     pickup_seconds: float  # from when it could have run to the claim, on the database's clock
     priority: int
     run_after: float  # seconds since 1970, on the database's clock
+    trace: str | None = None  # JSON text: of who enqueued it
 
     @property
     def pair(self) -> tuple[int, int]:
@@ -114,8 +115,10 @@ class Settlement(NamedTuple):
     run_seconds: float | None = None
 
     def sample(self) -> stats.Sample:
+        outcome = self.outcome
+        expired = not isinstance(outcome, Succeeded) and outcome.failure.kind == Kind.LEASE_EXPIRED
         return stats.Sample(
-            self.job.queue_name, self.job.task, self.outcome.state, self.pickup_seconds, self.run_seconds
+            self.job.queue_name, self.job.task, outcome.state, self.pickup_seconds, self.run_seconds, expired
         )
 
 
@@ -259,21 +262,22 @@ def insert(using: str, job: NewJob) -> Inserted | None:
     moment = "statement_timestamp() + %s::interval" if relative else "%s::timestamptz"
     sql = f"""
         INSERT INTO pgqueue_job (task, queue_name, priority, args, kwargs, max_attempts, backoff, idempotency_key,
-                                 label, enqueued_at, run_after, state)
-        SELECT %s, %s, %s, %s::json, %s::json, %s, %s::jsonb, %s, %s, statement_timestamp(), moment,
+                                 label, trace, enqueued_at, run_after, state)
+        SELECT %s, %s, %s, %s::json, %s::json, %s, %s::jsonb, %s, %s, %s::jsonb, statement_timestamp(), moment,
                CASE WHEN moment > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM (SELECT GREATEST({moment}, statement_timestamp())) AS given(moment)
         {_KEY_TARGET if keyed else ""}
         RETURNING id, enqueued_at, run_after
     """
     params: list[Any] = [job.task, job.queue_name, job.priority, job.args, job.kwargs, job.max_attempts, job.backoff]
-    params += [job.idempotency_key, job.label, job.run_after]
-    with connections[using].cursor() as cursor:
+    with tracing.sending((job,)) as sent, connections[using].cursor() as cursor:
+        params += [job.idempotency_key, job.label, sent.trace, job.run_after]
         cursor.execute(sql, params)
         row = cursor.fetchone()
-    if row is None:
-        return None
-    inserted = Inserted(*row)
+        if row is None:
+            return None
+        inserted = Inserted(*row)
+        sent.made(inserted.id)
     _wake_for_new(using, job.queue_name, (inserted.run_after - inserted.enqueued_at).total_seconds())
     return inserted
 
@@ -302,8 +306,8 @@ def enqueue_many(using: str, jobs: Sequence[NewJob]) -> list[Enqueued]:
     )
     copies = list(_chunks(jobs, keyless)) if len(keyless) >= _COPY_FROM else []
     inserts = list(_chunks(jobs, keyed if copies else keyless + keyed))
-    bulk = _Bulk(jobs)
-    with transaction.atomic(using=using, savepoint=False):
+    with tracing.sending(jobs) as sent, transaction.atomic(using=using, savepoint=False):
+        bulk = _Bulk(jobs, sent.trace)
         # Whatever the order of the statements, ids are in that of the list, and there is one moment.
         drawn = _draw(using, len(jobs)) if copies or len(inserts) > 1 else None
         for chunk in copies:
@@ -323,6 +327,7 @@ class _Bulk:
     """The jobs of one ``enqueue_many`` and what has become of them so far; a place is an index of ``jobs``."""
 
     jobs: Sequence[NewJob]
+    trace: str | None  # JSON text: of who enqueues them
     answers: dict[int, Enqueued] = field(default_factory=dict)
     waits: dict[str, float] = field(default_factory=dict)  # the shortest of each queue, in seconds
 
@@ -370,8 +375,8 @@ def _draw(using: str, count: int) -> _Drawn:
 
 
 _COPY_MANY = """
-    COPY pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff, label, enqueued_at,
-                      run_after, state) FROM STDIN
+    COPY pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff, label, trace,
+                      enqueued_at, run_after, state) FROM STDIN
 """
 
 
@@ -393,7 +398,7 @@ def _copy_many(using: str, bulk: _Bulk, places: Sequence[int], drawn: _Drawn) ->
             copy.write_row(
                 (
                     *(id, job.task, job.queue_name, job.priority, job.args, job.kwargs, job.max_attempts),
-                    *(job.backoff, job.label, now, run_after, state),
+                    *(job.backoff, job.label, bulk.trace, now, run_after, state),
                 )
             )
             bulk.made(place, id, wait_seconds)
@@ -416,9 +421,9 @@ _INSERT_MANY = f"""
                                       idempotency_key, label, moment, delay, place)
     ), made AS (
         INSERT INTO pgqueue_job (id, task, queue_name, priority, args, kwargs, max_attempts, backoff,
-                                 idempotency_key, label, enqueued_at, run_after, state)
+                                 idempotency_key, label, trace, enqueued_at, run_after, state)
         SELECT id, task, queue_name, priority, args::json, kwargs::json, max_attempts, backoff::jsonb,
-               idempotency_key, label, statement_timestamp(), run_after,
+               idempotency_key, label, %b::text::jsonb, statement_timestamp(), run_after,
                CASE WHEN run_after > statement_timestamp() THEN 'scheduled' ELSE 'queued' END
         FROM told ORDER BY idempotency_key COLLATE "C", task COLLATE "C", id
         {_KEY_TARGET}
@@ -452,6 +457,7 @@ def _insert_many(using: str, bulk: _Bulk, places: Sequence[int], drawn: _Drawn |
                     [row.label for row in rows],
                     [row.run_after if isinstance(row.run_after, datetime) else None for row in rows],
                     [row.run_after if isinstance(row.run_after, timedelta) else None for row in rows],
+                    bulk.trace,
                 ],
             )
             taken = []
@@ -514,7 +520,7 @@ _CLAIM = """
     RETURNING job.id, job.fencing_token, job.task, job.queue_name, job.args::text, job.kwargs::text, job.attempts,
         job.max_attempts, job.backoff,
         GREATEST(0, EXTRACT(EPOCH FROM statement_timestamp() - GREATEST(job.run_after, job.enqueued_at)))::float8,
-        job.priority, EXTRACT(EPOCH FROM job.run_after)::float8
+        job.priority, EXTRACT(EPOCH FROM job.run_after)::float8, job.trace
 """
 
 
@@ -828,6 +834,8 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
     One row that cannot be written (somebody's trigger) is left to the next round and logged; the others move.
     """
 
+    expired = failure.kind == Kind.LEASE_EXPIRED
+
     def write(rows: Sequence[_Lost]) -> None:
         ids = [row.id for row in rows]
         dead = [row.attempts >= row.max_attempts for row in rows]
@@ -852,7 +860,7 @@ def _give_up(using: str, cursor: CursorWrapper, lost: Sequence[_Lost], failure: 
                 cursor,
                 by,
                 [
-                    stats.Sample(row.queue_name, row.task, state, None, row.run_seconds)
+                    stats.Sample(row.queue_name, row.task, state, None, row.run_seconds, expired)
                     for row, state in zip(rows, states, strict=True)
                 ],
             )

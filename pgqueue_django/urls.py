@@ -1,4 +1,4 @@
-"""``path("pgqueue/", include("pgqueue_django.urls"))``: the JSON API, the metrics and the health of the queue."""
+"""``path("pgqueue/", include("pgqueue_django.urls"))``: the JSON API, metrics and health."""
 
 from django.urls import include, path, re_path
 
@@ -11,7 +11,9 @@ app_name = "pgqueue_django"
 # With and without the last slash: a probe must not depend on APPEND_SLASH.
 urlpatterns = [
     re_path(r"^metrics/?$", views.metrics, name="metrics"),
+    re_path(r"^livez/?$", views.livez, name="livez"),
     re_path(r"^healthz/?$", views.healthz, name="healthz"),
+    re_path(r"^healthz/queues/?$", views.queues, name="healthz_queues"),
     path("api/v1/", include(api_urls.urlpatterns)),
     re_path(r"^api/v1\Z", api_views.nothing, name="api"),
 ]

@@ -22,7 +22,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from pgqueue_django import access, conf, deadline
 from pgqueue_django.access import Actor
-from pgqueue_django.views import Unanswered
+from pgqueue_django.answers import Unanswered
 from pgqueue_django.worker.connections import first_line, is_broken
 
 from . import limits, reading

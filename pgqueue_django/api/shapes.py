@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 
-from pgqueue_django import stats
+from pgqueue_django import problems, stats
 from pgqueue_django.access import Actor
 from pgqueue_django.models import Queue, Schedule, Worker
 from pgqueue_django.snapshot import Snapshot
@@ -158,8 +158,18 @@ def snapshot(taken: Snapshot) -> dict[str, Any]:
             for one in taken.depths
         ],
         "capped": sorted(map(str, taken.capped)),
+        "count_age_seconds": {str(state): age for state, age in taken.count_ages.items()},
         "oldest_due_seconds": dict(taken.oldest_due),
         "workers": taken.workers,
+        "slots": taken.slots,
+        "busy_slots": taken.busy_slots,
+        "late_workers_seconds": dict(taken.late_workers),
+        "paused_seconds": dict(taken.paused),
+        "schedules_late_seconds": dict(taken.schedules),
+        "problems": [
+            {"rule": one.rule, "severity": one.severity, "text": one.text, "facts": dict(one.facts)}
+            for one in problems.find(taken)
+        ],
         "bounds_seconds": list(stats.BOUNDS),
         "attempts": [
             {
@@ -169,6 +179,7 @@ def snapshot(taken: Snapshot) -> dict[str, Any]:
                 "retried": one.retried,
                 "failed": one.failed,
                 "dead": one.dead,
+                "expired": one.expired,
                 "pickup_counts": list(one.pickup_counts),
                 "pickup_seconds": one.pickup_seconds,
                 "run_counts": list(one.run_counts),

@@ -20,8 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 from django.utils.timezone import now
 
-from pgqueue_django import queues, transitions
-from pgqueue_django import views as doors
+from pgqueue_django import answers, queues, transitions
 from pgqueue_django.deadline import patient
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
@@ -234,7 +233,7 @@ def _by_hand(verb: Callable[[str, list[int]], set[int]], done: str) -> Callable[
 @needs("view_queue")
 def list_queues(asked: Asked) -> HttpResponse:
     reading.query(asked.request, ())
-    taken = doors._shared.reading()
+    taken = answers.shared.reading()
     paused = _paused()
     names = {depth.queue_name for depth in taken.depths} | set(taken.oldest_due) | set(paused)
     shown = [shapes.queue(name, taken, paused.get(name)) for name in sorted(names)[:MAX_LISTED]]
@@ -319,7 +318,7 @@ def requeue_of_queue(asked: Asked, name: str) -> HttpResponse:
 def show_snapshot(asked: Asked) -> HttpResponse:
     """What the metrics are made of: one reading a second, whoever asks."""
     reading.query(asked.request, ())
-    return reply(shapes.snapshot(doors._shared.reading()))
+    return reply(shapes.snapshot(answers.shared.reading()))
 
 
 @needs("view_worker")

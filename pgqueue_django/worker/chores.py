@@ -7,24 +7,29 @@ that dies in the middle costs one interval. Only adopting jobs is each worker's 
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from django.db import connections, transaction
 
-from pgqueue_django import conf, schedules, stats, transitions, wakeups
+from pgqueue_django import conf, counts, logs, schedules, stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
-from pgqueue_django.worker.connections import Grumbler, drop, own_connection
+from pgqueue_django.worker.connections import Grumbler, drop, first_line, own_connection
 
-REAP, PROMOTE, FIRE, PRUNE, ROLL_UP = "reap", "promote", "fire", "prune", "roll_up"
+logger = logging.getLogger("pgqueue_django.worker")
 
-_CHORES = [REAP, PROMOTE, FIRE, PRUNE, ROLL_UP]
+REAP, PROMOTE, FIRE, PRUNE, ROLL_UP, COUNT = "reap", "promote", "fire", "prune", "roll_up", "count"
+
+_CHORES = [REAP, PROMOTE, FIRE, PRUNE, ROLL_UP, COUNT]
 _ROLL_UP_SECONDS = 60.0
 _PRUNE_SECONDS = 60.0
+_COUNT_SECONDS = 60.0
+_COUNT_REST = 100  # and so many times as long as a count took: a hundredth of one backend's time
 # Between two batches while there is more to prune: 4,000 rows a second; nobody waits for any of them.
 _PRUNE_AGAIN_SECONDS = 0.25
 _KEEP_SECONDS = 60.0  # between two times that a worker says which schedules its code has
@@ -51,6 +56,11 @@ _TAKE = """
     UPDATE pgqueue_chore SET due_at = statement_timestamp() + make_interval(secs => %s)
     WHERE name = (SELECT name FROM pgqueue_chore WHERE name = %s AND due_at <= statement_timestamp()
                   FOR UPDATE SKIP LOCKED)
+"""
+
+_PUT_OFF = """
+    UPDATE pgqueue_chore SET due_at = GREATEST(due_at, statement_timestamp() + make_interval(secs => %s))
+    WHERE name = %s
 """
 
 _HURRY = """
@@ -152,6 +162,8 @@ class Chores(threading.Thread):
             self._prune()
         if self._take(ROLL_UP, interval=_ROLL_UP_SECONDS):
             self._roll_up()
+        if self._take(COUNT, interval=_COUNT_SECONDS):
+            self._count()
         adopted_all = True
         if time.monotonic() >= self._adopt_at:
             adopted_all = self._adopt()
@@ -211,6 +223,11 @@ class Chores(threading.Thread):
         if more:
             self._execute(_HURRY, [_SOON, ROLL_UP, _SOON])
 
+    def _count(self) -> None:
+        """In a thread of its own: counting millions takes seconds, and nothing here can wait for it."""
+        if crowds := counts.crowded(self._using):
+            threading.Thread(target=_count, args=[self._using, crowds], name="pgqueue count", daemon=True).start()
+
     def _promote(self) -> None:
         moved = transitions.promote(self._using)
         if moved:
@@ -256,6 +273,19 @@ class Chores(threading.Thread):
         with connections[self._using].cursor() as cursor:
             cursor.execute(sql, params)
             return list(cursor.fetchall())
+
+
+def _count(using: str, crowds: Sequence[counts.Crowd]) -> None:
+    with own_connection(using, "count"):
+        began = time.monotonic()
+        try:
+            try:
+                counts.take(using, crowds)
+            finally:
+                with connections[using].cursor() as cursor:
+                    cursor.execute(_PUT_OFF, [_COUNT_REST * (time.monotonic() - began), COUNT])
+        except Exception as error:  # whatever it is, the next count may do better
+            logger.warning("jobs were not counted: %s", first_line(error), extra=logs.event("worker.trouble"))
 
 
 def _is_known(path: str) -> bool:

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries, transaction
 
-from pgqueue_django import conf, logs, payload, transitions
+from pgqueue_django import conf, logs, payload, tracing, transitions
 from pgqueue_django.backoff import Backoff
 from pgqueue_django.context import JobContext, Latch
 from pgqueue_django.exceptions import (
@@ -78,6 +78,8 @@ class Attempt:
     coroutine: asyncio.Task[Outcome] | None = None
     row: Any = None  # of a task of Django's: as it was claimed, for its result
     error: BaseException | None = None  # of such a task: its receivers ask for it
+    span: Any = None  # while it runs, where it is traced
+    verdict: Settled | Literal["cancelled", "lost", "released"] | None = None  # if it came before the handler's end
     _progress: str | None = None
     _board: Board | None = None
     _place: int | None = None  # there
@@ -117,6 +119,17 @@ class Attempt:
         if self._board is not None and self._place is not None:
             self._board.end(self._place)
             self._place = None
+
+    def end_span(self, outcome: Outcome | None = None) -> None:
+        """Once: by who runs the handler, or without its outcome by who gives it up."""
+        if self.span is None:
+            return
+        span = vars(self).pop("span", None)  # one of two threads gets it
+        if span is None:
+            return
+        told = outcome if self.verdict is None or self.settled_inside else self.verdict
+        failure = getattr(outcome, "failure", None) or getattr(told, "failure", None)
+        tracing.end(span, str(getattr(told, "state", told)) if told is not None else None, failure)
 
     def report(self, progress: str) -> None:
         self._progress = progress
@@ -164,14 +177,17 @@ def run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
         return Released()
     try:
         # An empty context: no language, no time zone, no variable of the attempt before.
-        return contextvars.Context().run(_run, attempt, using, wrappers)
+        outcome = contextvars.Context().run(_run, attempt, using, wrappers)
     except BaseException as error:  # of what surrounds the handler: a slot must not be lost for it
         throw_connections_away()
-        return ended_with(attempt, error)
+        outcome = ended_with(attempt, error)
+    attempt.end_span(outcome)
+    return outcome
 
 
 def _run(attempt: Attempt, using: str, wrappers: list[Any]) -> Outcome:
     logs.current_job.set(attempt.job)
+    attempt.span = tracing.begin(attempt.job)
     if _are_used(wrappers):
         _between_attempts()
     outcome: Outcome
@@ -216,6 +232,17 @@ async def run_async(attempt: Attempt, using: str) -> Outcome:
     if not attempt.begin():
         return Released()
     logs.current_job.set(attempt.job)
+    attempt.span = tracing.begin(attempt.job)
+    try:
+        outcome = await _run_async(attempt, using)
+    except BaseException as error:  # cancelled while its connections were being closed
+        attempt.end_span(ended_with(attempt, error))
+        raise
+    attempt.end_span(outcome)
+    return outcome
+
+
+async def _run_async(attempt: Attempt, using: str) -> Outcome:
     try:
         args, kwargs = _arguments(attempt)
     except InvalidPayload as error:
@@ -274,6 +301,16 @@ def run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | N
 
 def _run_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
     logs.current_job.set(attempt.job)
+    attempt.span = tracing.begin(attempt.job)
+    outcome: Settled | None = None
+    try:
+        outcome, error = _handled_inside(attempt, using)
+    finally:
+        attempt.end_span(outcome)
+    return outcome, error
+
+
+def _handled_inside(attempt: Attempt, using: str) -> tuple[Settled, BaseException | None]:
     try:
         args, kwargs = _arguments(attempt)
     except InvalidPayload as error:

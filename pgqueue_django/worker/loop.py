@@ -153,10 +153,16 @@ _Event = _Ended | _Lost | _Deaf | _Woken | _Stop | _Quiet | _Report
 class Loop:
     """One worker. ``run`` returns the exit code; ``stop`` may be called from any thread and signal handler."""
 
-    def __init__(self, options: Options, board: Board | None = None) -> None:
-        """``board``: of a process that has a supervisor."""
+    def __init__(
+        self,
+        options: Options,
+        board: Board | None = None,
+        ended: Callable[[Settlement], None] | None = None,
+    ) -> None:
+        """``board``: of a process that has a supervisor. ``ended``: called with each outcome that is in its row."""
         self.options = options
         self._board = board
+        self._count = ended
         self.name = payload.storable_text(options.name) or f"{socket.gethostname()}:{os.getpid()}"
         # Random: a worker that comes back under the same name must not take the rows of the one before for its own.
         self.worker_id = f"{self.name[:100]}:{secrets.token_hex(4)}"
@@ -259,6 +265,11 @@ class Loop:
             "held": len(self.held),
         }
         return Health(not self.is_stuck, ready, facts)
+
+    @property
+    def busy_slots(self) -> int:
+        """From any thread."""
+        return self._slots.busy
 
     def due(self, most: int) -> int:
         """How many jobs this worker could run now, counted up to ``most``; on the caller's own connection."""
@@ -390,6 +401,7 @@ class Loop:
         if attempt.committing is not None and state == State.SUCCEEDED:
             return  # by its own COMMIT, just now
         attempt.ended = True
+        attempt.verdict = "cancelled" if state == State.CANCELLED else "lost"
         self._forget(attempt)
         what = "was cancelled" if state == State.CANCELLED else f"lost its lease (the job is {state or 'gone'} now)"
         logger.warning(
@@ -478,7 +490,8 @@ class Loop:
                 if over and not attempt.ended and not attempt.settled_inside:
                     attempt.ended = True
                     attempt.ended_at = now
-                    self._outcomes.append((attempt, executor.timed_out(attempt)))
+                    attempt.verdict = outcome = executor.timed_out(attempt)
+                    self._outcomes.append((attempt, outcome))
                     self._slots.interrupt(attempt, JobTimeout)
             self._look_at_heartbeats()
             self._slots.look_at_event_loop()
@@ -546,6 +559,7 @@ class Loop:
         for attempt in self.held.values():
             if not attempt.ended and not attempt.settled_inside:
                 attempt.ended = True
+                attempt.verdict = "released"
                 self._releases.append((attempt.job, False))
                 self._slots.interrupt(attempt, LeaseLost)
                 self._exit_code = self._exit_code or RELEASED
@@ -1006,6 +1020,8 @@ class Loop:
     def _announce(self, attempt: Attempt, settlement: Settlement) -> None:
         """Its outcome is in the row."""
         self._log(settlement)
+        if self._count is not None:
+            self._count(settlement)
         self._announcer.announce(attempt, settlement.outcome)
 
     def _log(self, settlement: Settlement) -> None:

@@ -73,12 +73,18 @@ class Slots:
         self._looked_at = 0.0
         self._still = 0.0  # seconds without a turn that the process was awake for
         self._told: set[str] = set()
+        self._interrupted: set[Attempt] = set()  # and still running
 
     @property
     def load(self) -> int:
         """Attempts that run or wait here."""
         with self._lock:
             return self._busy + len(self._waiting)
+
+    @property
+    def busy(self) -> int:
+        """Attempts that run."""
+        return self._busy
 
     @property
     def waiting(self) -> int:
@@ -149,6 +155,8 @@ class Slots:
             if slot is not None:
                 # Under the lock: a slot that has gone on to its next attempt is not touched.
                 slot.broken = True
+            if running:
+                self._interrupted.add(attempt)
         wrappers = attempt.wrappers if slot is None else slot.wrappers
         # Before the handler can know: what it sends then may be its cleaning up.
         active = [wrapper for wrapper in wrappers if _is_active(wrapper)]
@@ -184,12 +192,16 @@ class Slots:
             event_loop.call_soon_threadsafe(coroutine.cancel)
 
     def close(self) -> None:
-        """Let the idle threads and the event loop end. Handlers that still run are not waited for."""
+        """Let the idle threads and the event loop end. Handlers that still run are not waited for, their spans end."""
         with self._lock:
             self._closed = True
             self._work.notify_all()
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._event_loop.stop)
+        with self._lock:
+            deaf = list(self._interrupted)
+        for attempt in deaf:
+            attempt.end_span()
 
     def _give_places(self) -> None:
         """Free places go to those who wait, in their order, and threads are called for them. Under the lock."""
@@ -275,6 +287,7 @@ class Slots:
             with self._lock:
                 attempt.slot = None
                 attempt.left.set()
+                self._interrupted.discard(attempt)
                 self._busy -= 1
                 self._ends += 1
                 if not slot.broken:
@@ -349,6 +362,7 @@ class Slots:
                 self._busy -= 1
                 attempt.coroutine = None
                 attempt.left.set()
+                self._interrupted.discard(attempt)
                 self._give_places()
             self._begin_coroutines(loop)
         finally:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from pgqueue_django.worker.board import PLACES, Board
 from pgqueue_django.worker.connections import Backoff, Grumbler, drop, is_broken, may_pass, own_connection
 from pgqueue_django.worker.loop import CLEAN, RELEASED
 from pgqueue_django.worker.probe import LIVE_SECONDS, Health
+from pgqueue_django.worker.telemetry import VARIABLE, Directory
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -85,7 +86,7 @@ def inherited() -> Inherited | None:
 
 
 class _Child:
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.number = number
         self.board = Board()
         orders, self._orders = os.pipe()
@@ -94,7 +95,7 @@ class _Child:
                 [str(word) for word in command],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(self.board.fd, orders),
-                env={**os.environ, CHILD: f"{self.board.fd} {orders} {number}"},
+                env={**os.environ, **environment, CHILD: f"{self.board.fd} {orders} {number}"},
             )
         except BaseException:
             self.close()
@@ -124,9 +125,11 @@ class _Child:
 class Supervisor:
     """``run`` returns the exit code; ``stop`` may be called by signal handlers."""
 
-    def __init__(self, options: Options, command: Sequence[str]) -> None:
+    def __init__(self, options: Options, command: Sequence[str], telemetry: Directory | None = None) -> None:
         self.options = options
         self._command = command
+        self._telemetry = telemetry
+        self._environment = {} if telemetry is None else {VARIABLE: str(telemetry.path)}
         self._children: dict[int, _Child] = {}  # by number
         self._due: dict[int, float] = dict.fromkeys(range(1, options.processes + 1), 0.0)  # when to start which
         self._signals: list[int] = []
@@ -210,7 +213,7 @@ class Supervisor:
             if now < at:
                 continue
             try:
-                self._children[number] = _Child(number, self._command)
+                self._children[number] = _Child(number, self._command, self._environment)
             except OSError as error:
                 logger.error(
                     "worker process %d cannot be started: %s", number, error, extra=logs.event("process.failing")
@@ -271,6 +274,8 @@ class Supervisor:
             self._clerk.disown(worker_id, begun)
         was_ready = child.board.ready_at > 0
         child.close()
+        if self._telemetry is not None:
+            self._telemetry.fold()
         level = logging.INFO if code == CLEAN else logging.WARNING
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         logger.log(

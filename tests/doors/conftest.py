@@ -10,10 +10,10 @@ from django.contrib.auth.models import AbstractBaseUser, Permission, User
 from django.db import connection
 from django.test import Client
 
-from pgqueue_django import views
+from pgqueue_django import answers
 
-# A project of its own; test_kit_project.py runs its tests.
-collect_ignore = ["kit_project"]
+# Projects of their own; test_kit_project.py runs the tests of one, test_beside_django_prometheus.py the other.
+collect_ignore = ["kit_project", "prometheus_project"]
 
 JOB_RIGHTS = ("view_job", "view_job_payload", "requeue_job", "cancel_job", "delete_job", "view_dashboard")
 
@@ -25,7 +25,7 @@ def closed_metrics(settings: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def no_reading_of_the_test_before() -> None:
-    views._shared.forget()
+    answers.shared.forget()
 
 
 @pytest.fixture

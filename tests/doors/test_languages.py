@@ -26,7 +26,7 @@ from verbs import rows
 
 from doors.conftest import fill, log_in
 from pgqueue_django import admin as job_admin
-from pgqueue_django import queues, schedules, views
+from pgqueue_django import answers, queues, schedules
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
 from pgqueue_django.states import State
@@ -387,7 +387,7 @@ def test_the_metrics_are_the_same_in_each_language(columns: dict[str, Any], sett
     assert b"1234.0" in plain
     settings.USE_THOUSAND_SEPARATOR = True
     for language in ("de", "pl", "zh-hans"):
-        views._shared.forget()
+        answers.shared.forget()
         answer = Client(headers={"accept-language": language}).get("/pgqueue/metrics")
         assert answer.headers["Content-Language"] == language, "or it was not asked in that language"
         assert same_moment(answer.content) == same_moment(plain)

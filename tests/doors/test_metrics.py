@@ -5,11 +5,12 @@ The page reads on a connection of its own, so these tests commit.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import timedelta
 from typing import Any
 
 import prometheus_client
@@ -23,8 +24,8 @@ from verbs import rows
 
 from doors.conftest import fill
 from doors.test_snapshot import add
-from pgqueue_django import metrics, snapshot, stats, views
-from pgqueue_django.models import Job, Stat
+from pgqueue_django import answers, counts, metrics, problems, snapshot, stats, transitions, views
+from pgqueue_django.models import Count, Job, Schedule, Stat, Worker
 from pgqueue_django.states import State
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -90,7 +91,7 @@ def test_an_inactive_user_may_not(person: Any) -> None:
 def test_an_unknown_visitor_is_told_how_to_be_known_and_costs_no_query(
     django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(views, "_answer")  # nor a connection
+    monkeypatch.delattr(answers, "answer")  # nor a connection
     with django_assert_num_queries(0):
         answer = Client().get(URL)
     assert answer.status_code == 401
@@ -136,7 +137,10 @@ def test_the_setting_opens_it_to_everybody(settings: Any) -> None:
     assert Client().get(URL).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["metrics", "healthz"])
+PATHS = ["metrics", "livez", "healthz", "healthz/queues"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_only_get_and_head(path: str, settings: Any) -> None:
     settings.PGQUEUE = {"METRICS_PUBLIC": True}
     client = Client()
@@ -146,7 +150,7 @@ def test_only_get_and_head(path: str, settings: Any) -> None:
     assert (head.status_code, head.content) == (200, b"")
 
 
-@pytest.mark.parametrize("path", ["metrics", "healthz"])
+@pytest.mark.parametrize("path", PATHS)
 def test_answers_are_never_cached_nor_sniffed_and_slashes_do_not_matter(path: str, settings: Any) -> None:
     settings.PGQUEUE = {"METRICS_PUBLIC": True}
     for url in (f"/pgqueue/{path}", f"/pgqueue/{path}/"):
@@ -180,12 +184,15 @@ def test_it_equals_the_tables(token: None) -> None:
     assert {state for _, state in found["pgqueue_jobs"]} == set(map(str, snapshot.COUNTED))
     assert set(found["pgqueue_jobs_capped"].values()) == {0.0}
 
-    attempts: Counter[tuple[str, str, str]] = Counter()
+    completed: Counter[tuple[str, str]] = Counter()
+    failures: Counter[tuple[str, str, str]] = Counter()
     for row in Stat.objects.all():
-        for outcome in metrics.OUTCOMES:
-            attempts[outcome, row.queue_name, row.task] += getattr(row, outcome)
-    assert found["pgqueue_attempts_total"] == dict(attempts)
-    assert sum(attempts.values()) == 4
+        completed[row.queue_name, row.task] += row.succeeded
+        for outcome in ("retried", "failed", "dead"):
+            failures[outcome, row.queue_name, row.task] += getattr(row, outcome)
+    assert found["pgqueue_jobs_completed_total"] == dict(completed)
+    assert found["pgqueue_job_failures_total"] == dict(failures)
+    assert (sum(completed.values()), sum(failures.values())) == (1, 3)
 
     for queue_name in ("q0", "q1"):
         of_queue = list(Stat.objects.filter(queue_name=queue_name))
@@ -193,9 +200,9 @@ def test_it_equals_the_tables(token: None) -> None:
         running_total = 0
         for bound, count in zip([*map(str, stats.BOUNDS), "+Inf"], counts, strict=True):
             running_total += count
-            assert found["pgqueue_pickup_seconds_bucket"][bound, queue_name] == running_total
-        assert found["pgqueue_pickup_seconds_count"][queue_name,] == running_total
-        assert found["pgqueue_pickup_seconds_sum"][queue_name,] == sum(row.pickup_seconds for row in of_queue)
+            assert found["pgqueue_enqueue_to_start_seconds_bucket"][bound, queue_name] == running_total
+        assert found["pgqueue_enqueue_to_start_seconds_count"][queue_name,] == running_total
+        assert found["pgqueue_enqueue_to_start_seconds_sum"][queue_name,] == sum(row.pickup_seconds for row in of_queue)
     assert found["pgqueue_run_seconds_count"]["shop.a",] == 2
     assert found["pgqueue_run_seconds_sum"]["shop.a",] == pytest.approx(0.4)
     assert found["pgqueue_run_seconds_bucket"]["0.25", "shop.a"] == 2
@@ -207,12 +214,61 @@ def test_it_equals_the_tables(token: None) -> None:
 def test_the_attempts_that_the_verbs_settle_are_counted(token: None) -> None:
     for state in ("succeeded", "retrying", "failed", "dead"):
         rows.make_job(state, task="shop.tasks.charge")
-    found = scrape()["pgqueue_attempts_total"]
-    by_outcome = Counter(dict.fromkeys(metrics.OUTCOMES, 0))
-    for (outcome, _, task), value in found.items():
-        assert task == "shop.tasks.charge"
-        by_outcome[outcome] += int(value)
-    assert by_outcome == {"succeeded": 1, "retried": 1, "failed": 1, "dead": 1}
+    found = scrape()
+    assert found["pgqueue_jobs_completed_total"] == {("default", "shop.tasks.charge"): 1}
+    by_outcome = {outcome: count for (outcome, _, _), count in found["pgqueue_job_failures_total"].items()}
+    assert by_outcome == {"retried": 1, "failed": 1, "dead": 1}
+    assert found["pgqueue_leases_expired_total"] == {(): 0}
+
+
+def test_leases_that_expire_are_failures_and_counted_apart(token: None) -> None:
+    for max_attempts in (1, 5):
+        rows.make_job("running", expired=True, max_attempts=max_attempts)
+    assert transitions.reap("default", by="reaper") == 2
+    found = scrape()
+    by_outcome = {outcome: count for (outcome, _, _), count in found["pgqueue_job_failures_total"].items()}
+    assert by_outcome == {"retried": 1, "failed": 0, "dead": 1}
+    assert found["pgqueue_leases_expired_total"] == {(): 2}
+
+
+def test_workers_slots_schedules_and_problems_are_on_it(token: None) -> None:
+    for number, age in enumerate((0, 0, 90)):
+        worker = {"id": f"w{number}", "name": "w", "host": "h", "pid": 1, "lease_seconds": 30, "queues": ["billing"]}
+        Worker.objects.create(**worker, concurrency=8, running=3 + number)
+        rows_of_worker = Worker.objects.filter(id=f"w{number}")
+        rows_of_worker.update(heartbeat_at=rows.database_now() - timedelta(seconds=age))
+    for name, late in (("nightly", 150), ("hourly", -3600)):
+        at = rows.database_now() - timedelta(seconds=late)
+        Schedule.objects.create(name=name, task="shop.a", line="0 3 * * *", next_at=at)
+    Schedule.objects.create(name="off", task="shop.a", line="0 3 * * *", next_at=at, is_enabled=False)
+    found = scrape()
+    assert found["pgqueue_workers"] == {(): 2}
+    assert found["pgqueue_slots"] == {("busy",): 7, ("free",): 9}
+    assert set(found["pgqueue_schedule_late_seconds"]) == {("nightly",), ("hourly",)}
+    assert found["pgqueue_schedule_late_seconds"]["nightly",] == pytest.approx(150, abs=10)
+    assert found["pgqueue_schedule_late_seconds"]["hourly",] == 0
+    wrong = {rule for (rule, _), count in found["pgqueue_problems"].items() if count}
+    assert wrong == {"schedule_late", "worker_late"}
+    assert set(found["pgqueue_problems"]) == {(rule, str(problems.SEVERITIES[rule])) for rule in problems.Rule}
+
+
+def test_beyond_the_cap_it_is_the_last_full_count_with_its_age(token: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "CAP", 5)
+    fill(dead=30, failed=3)
+    before = scrape()
+    assert sum(value for (_, state), value in before["pgqueue_jobs"].items() if state == "dead") == 5
+    assert math.isnan(before["pgqueue_jobs_count_age_seconds"]["dead",])
+    assert before["pgqueue_jobs_count_age_seconds"]["failed",] == 0
+    counts.take("default", counts.crowded("default"))
+    Count.objects.update(counted_at=rows.database_now() - timedelta(seconds=100))
+    answers.shared.forget()
+    after = scrape()
+    assert {queue: value for (queue, state), value in after["pgqueue_jobs"].items() if state == "dead"} == {
+        "q0": 10, "q1": 10, "q2": 10,
+    }  # fmt: skip
+    assert sum(value for (_, state), value in after["pgqueue_jobs"].items() if state == "failed") == 3
+    assert after["pgqueue_jobs_count_age_seconds"]["dead",] == pytest.approx(100, abs=10)
+    assert after["pgqueue_jobs_capped"]["dead",] == 1
 
 
 def test_an_empty_queue_has_a_page(token: None) -> None:
@@ -228,7 +284,7 @@ def test_open_metrics_for_who_asks(token: None) -> None:
     )
     assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
     found = samples(answer.content.decode(), parse_openmetrics)
-    assert found["pgqueue_attempts_total"]["succeeded", "q0", "shop.a"] == 1
+    assert found["pgqueue_jobs_completed_total"]["q0", "shop.a"] == 1
     plain = Client().get(URL, headers={"Authorization": f"Bearer {TOKEN}"})
     assert plain.headers["Content-Type"].startswith("text/plain; version=0.0.4")
 
@@ -243,11 +299,11 @@ def test_labels_are_bounded_and_the_sums_stay_true(token: None, monkeypatch: pyt
     assert found["pgqueue_jobs"]["other", "queued"] == 6
     assert {key for (key,) in found["pgqueue_run_seconds_count"]} == {"shop.t9", "shop.t8", "shop.t7", "other"}
     assert found["pgqueue_run_seconds_count"]["other",] == 6
-    assert found["pgqueue_attempts_total"]["succeeded", "other", "other"] == 6
+    assert found["pgqueue_jobs_completed_total"]["other", "other"] == 6
     # A newcomer that sorts first takes nobody's name, and no counter goes down.
     add("a", "a", State.SUCCEEDED, 0.01, 0.01)
     later = scrape()
-    for name in ("pgqueue_attempts_total", "pgqueue_run_seconds_count"):
+    for name in ("pgqueue_jobs_completed_total", "pgqueue_run_seconds_count"):
         assert set(later[name]) == set(found[name])
         assert all(later[name][key] >= value for key, value in found[name].items())
 
@@ -269,7 +325,7 @@ def test_by_default_there_are_at_most_200_queues_and_tasks(token: None) -> None:
     found = samples(text)
     assert len({queue for queue, _ in found["pgqueue_jobs"]}) == 201
     assert len(found["pgqueue_run_seconds_count"]) == 201
-    assert sum(found["pgqueue_attempts_total"].values()) == 3000
+    assert sum(found["pgqueue_jobs_completed_total"].values()) == 3000
     assert sum(found["pgqueue_jobs"].values()) == 500
     assert len(text.splitlines()) < 20_000
 
@@ -346,11 +402,11 @@ def test_no_connection_is_left_open(token: None, second_connection: Any) -> None
 
 
 class Askers:
-    """Some who ask at the same time; ``_answer`` waits until all of them do."""
+    """Some who ask at the same time; ``answer`` waits until all of them do."""
 
     def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
-        monkeypatch.setattr(views, "_answer", self.fail if fails else self.answer)
-        self.shared = views._Shared()
+        monkeypatch.setattr(answers, "answer", self.fail if fails else self.answer)
+        self.shared = answers.Readings()
         self.tries: list[float] = []
         self._coming = count
         self.rivals = [rows.Rival(self.ask) for _ in range(count)]
@@ -359,14 +415,14 @@ class Askers:
         self._coming -= 1
         return self.shared.reading()
 
-    def answer(self, ask: Any, seconds: float) -> snapshot.Snapshot:
+    def answer(self, ask: Any, until: float) -> Any:
         self.tries.append(time.monotonic())
         rows.wait_for(lambda: self._coming == 0)
-        return snapshot.Snapshot(datetime.now(UTC), (), frozenset(), {}, 0, ())
+        return object()
 
-    def fail(self, ask: Any, seconds: float) -> Any:
-        self.answer(ask, seconds)
-        raise views.Unanswered("away")
+    def fail(self, ask: Any, until: float) -> Any:
+        self.answer(ask, until)
+        raise answers.Unanswered("away")
 
 
 def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,12 +432,12 @@ def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyP
     assert all(rival.result() is first for rival in askers.rivals)
     assert askers.shared.reading() is first
     assert len(askers.tries) == 1
-    rows.wait_for(lambda: time.monotonic() > askers.tries[0] + views.SHARED_SECONDS)
+    rows.wait_for(lambda: time.monotonic() > askers.tries[0] + answers.SHARED_SECONDS)
     assert askers.shared.reading() is not first
 
 
 def test_who_has_waited_for_a_slow_reading_does_not_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "SHARED_SECONDS", -1.0)  # each is too old for who comes later
+    monkeypatch.setattr(answers, "SHARED_SECONDS", -1.0)  # each is too old for who comes later
     askers = Askers(5, monkeypatch)
     first = askers.rivals[0].result()
     assert all(rival.result() is first for rival in askers.rivals)
@@ -392,9 +448,9 @@ def test_who_has_waited_for_a_slow_reading_does_not_wait_for_another(monkeypatch
 def test_all_who_wait_for_an_answer_that_does_not_come_hear_it_together(monkeypatch: pytest.MonkeyPatch) -> None:
     askers = Askers(5, monkeypatch, fails=True)
     for rival in askers.rivals:
-        with pytest.raises(views.Unanswered):
+        with pytest.raises(answers.Unanswered):
             rival.result()
     assert len(askers.tries) == 1
-    with pytest.raises(views.Unanswered):
+    with pytest.raises(answers.Unanswered):
         askers.shared.reading()
     assert len(askers.tries) == 2, "who comes later asks again"

@@ -164,10 +164,9 @@ def test_no_plan_scans_the_table(mix: str, statistics: str) -> None:
     fill(**MIXES[mix])
     if statistics == "fresh":
         analyze()
-    parameters = {"cap": snapshot.CAP, "queues": snapshot.MAX_QUEUES, "pairs": snapshot.MAX_PAIRS}
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(snapshot._PLANNING, ["10s"])
-        text = plan(snapshot._READING, parameters)
+        text = plan(snapshot._READING, snapshot._bounds())
     assert "Seq Scan on pgqueue_job" not in text, text
     assert "Bitmap Heap Scan on pgqueue_job" not in text, text
     assert "pgqueue_job_pkey" not in text, text
@@ -184,9 +183,7 @@ def test_rows_read_are_bounded_by_the_cap() -> None:
     analyze()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(snapshot._PLANNING, ["10s"])
-        cursor.execute(
-            "EXPLAIN (ANALYZE, FORMAT JSON) " + snapshot._READING, {"cap": 100, "queues": 200, "pairs": 1000}
-        )
+        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + snapshot._READING, {**snapshot._bounds(), "cap": 100})
         (text,) = cursor.fetchone()
     (tree,) = json.loads(text) if isinstance(text, str) else text
     read = [

@@ -48,6 +48,7 @@ def test_retention_names_only_what_differs(settings: Any) -> None:
         ("MAX_PAYLOAD_BYTES", [0, -1, 1.5, None]),
         ("MAX_HISTORY", [0, -1, 1.5, None]),
         ("IDEMPOTENCY_RETENTION", [-1, "1", None]),
+        ("TRACING", [1, "on", None]),
         ("LISTEN_DATABASE", ["elsewhere", "", 1, ["default"]]),
         ("RETENTION", [{"succeeded": -1}, {"dead": "x"}, {"queued": 1}]),
     ],

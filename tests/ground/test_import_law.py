@@ -17,11 +17,11 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat conf options tracing
-    models wakeups queues stats transitions tasks results schedules snapshot problems
-    worker worker.memory worker.probe worker.board worker.connections worker.guard worker.executor worker.slots
-    worker.announcer worker.heartbeat worker.chores worker.listener worker.supply worker.loop worker.supervisor
-    worker.process worker.progress worker.reload
-    metrics backend deadline access views
+    models wakeups queues stats transitions tasks results schedules snapshot counts problems
+    worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
+    worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
+    worker.loop worker.supervisor worker.process worker.progress worker.reload
+    metrics backend answers deadline access views prometheus
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
     api.views api.urls api
     dashboard urls admin testing.backends testing.kit testing pytest_plugin checks
@@ -153,6 +153,12 @@ def test_only_conf_reads_the_settings() -> None:
 
 def test_only_compat_knows_djangos_tasks() -> None:
     assert _importers(re.compile(r"django\.tasks\b|django_tasks\b")) <= {"compat"}
+
+
+def test_only_tracing_knows_opentelemetry_and_not_as_it_is_imported() -> None:
+    assert _importers(re.compile(r"opentelemetry\b")) == {"tracing"}
+    at_once = [ast.unparse(node) for node in _tree("tracing").body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not [line for line in at_once if "opentelemetry" in line]
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

@@ -73,7 +73,7 @@ def test_no_connection_is_left_over_thousands_of_jobs(process: StartProcess, nam
     assert most <= 2 * SLOTS
     wait_for(lambda: sessions(NOT_OURS) <= (0 if name == "closed after each job" else SLOTS), 5)
     assert started.stop() == 0
-    wait_for(lambda: sessions() == 0, 5)
+    wait_for(lambda: sessions() == 0, 5 + GRACE)
 
 
 def watch_until_all_ended(started: Process, timeout: float) -> int:
@@ -99,7 +99,7 @@ def test_what_handlers_open_in_threads_of_their_own_is_theirs_and_ends_with_them
     assert attempts() == {("succeeded", 1): 200}
     wait_for(lambda: sessions(NOT_OURS) <= SLOTS, 5)
     assert started.stop() == 0
-    wait_for(lambda: sessions() == 0, 5)
+    wait_for(lambda: sessions() == 0, 5 + GRACE)
 
 
 @pytest.mark.parametrize("settings", [KEPT, CONFIGURATIONS["kept and checked"]], ids=["kept", "kept and checked"])

@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from verbs import rows
 
-from pgqueue_django import enqueue_many, options, snapshot, views
+from pgqueue_django import answers, enqueue_many, options, snapshot
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from tests.machine import handlers
 
@@ -231,7 +231,7 @@ def look_and_decide_in_admin(client: Client, using: str, job_id: int) -> None:
 
 
 def measure(client: Client) -> None:
-    views._shared.forget()
+    answers.shared.forget()
     assert b"pgqueue_up 1" in client.get("/pgqueue/metrics").content
     assert client.get("/pgqueue/healthz").status_code == 200
     assert snapshot.take().tallies

@@ -15,7 +15,7 @@ from pgqueue_django import enqueue_many
 from pgqueue_django.states import State
 from tests.machine import handlers
 
-from .workers import POOL_OF_ONE, REAL_DATABASE, Process, Running, job, notes, sessions, wait_for, wait_for_state
+from .workers import GRACE, POOL_OF_ONE, REAL_DATABASE, Process, Running, job, notes, sessions, wait_for, wait_for_state
 
 pytestmark = REAL_DATABASE
 Drain = Callable[..., Running]
@@ -122,11 +122,11 @@ def test_fifty_async_jobs_at_the_same_time_leave_no_connection(worker: Worker, g
     door.open()
     for enqueued in jobs:
         wait_for_state(enqueued, State.SUCCEEDED)
-    wait_for(lambda: sessions(NOT_OURS) == 0, 5)
+    wait_for(lambda: sessions(NOT_OURS) == 0, 5 + GRACE)
     # Loop, heartbeat, chores, listener.
     assert sessions(OURS) == 4
     assert running.stop() == 0
-    wait_for(lambda: sessions() == 0, 5)
+    wait_for(lambda: sessions() == 0, 5 + GRACE)
 
 
 def test_a_worker_has_no_more_connections_than_slots_and_four_and_none_after_its_end(worker: Worker) -> None:
@@ -137,14 +137,14 @@ def test_a_worker_has_no_more_connections_than_slots_and_four_and_none_after_its
         most = max(most, sessions())
     assert most <= 3 + 4
     assert running.stop() == 0
-    wait_for(lambda: sessions() == 0, 5)
+    wait_for(lambda: sessions() == 0, 5 + GRACE)
 
 
 def test_a_process_leaves_no_connection(process: Callable[..., Process]) -> None:
     enqueue_many(handlers.write.call("x") for _ in range(20))
     started = process("--drain", "--concurrency", "3")
     assert started.wait(30) == 0
-    wait_for(lambda: sessions() == 0, 5)
+    wait_for(lambda: sessions() == 0, 5 + GRACE)
 
 
 def test_a_handler_that_uses_no_connection_opens_none(worker: Worker) -> None:

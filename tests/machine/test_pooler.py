@@ -196,7 +196,7 @@ def test_a_statement_that_is_cancelled_is_the_handlers_own_and_nobody_elses(
         assert attempts() == {("succeeded", 1): 600, ("retrying", 1): 60}
         assert {job.history[-1]["kind"] for job in Job.objects.filter(queue_name="late")} == {"timeout"}
         # Of a minute: cancelled on the server, too.
-        wait_for(lambda: sessions("query LIKE '%%overrun%%' AND state = 'active'") == 0, 5)
+        wait_for(lambda: sessions("query LIKE '%%overrun%%' AND state = 'active'") == 0, 5 + GRACE)
         for one in started:
             assert one.stop() == 0
 

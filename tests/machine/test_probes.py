@@ -17,7 +17,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connections
 
-from pgqueue_django.worker import loop, probe
+from pgqueue_django.worker import loop, probe, server
 from tests.machine import handlers
 
 from .workers import REAL_DATABASE, Process, Running, notes, wait_for
@@ -85,8 +85,8 @@ def test_who_is_slow_keeps_no_probe_from_its_answer(process: Start) -> None:
                 one.sendall(b"x")
         assert status(port) == 200
     # Who came first was hung up on, so there are never more: long before the limit of a read.
-    for one in slow[: len(slow) - probe._REQUESTS]:
-        one.settimeout(probe._REQUEST_SECONDS / 2)
+    for one in slow[: len(slow) - server._REQUESTS]:
+        one.settimeout(server._REQUEST_SECONDS / 2)
         with suppress(ConnectionResetError):
             assert one.recv(1) == b""
     for one in slow:

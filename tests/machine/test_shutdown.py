@@ -98,7 +98,7 @@ def test_handlers_that_do_not_end_in_time_are_given_back_uncharged(process: Star
     assert code == 7
     assert 0.7 <= took < 0.7 + GRACE
     assert_given_back(*stubborn)
-    wait_for(lambda: sessions() == 0, 5)
+    wait_for(lambda: sessions() == 0, 5 + GRACE)
     assert notes("slept") == []
 
 

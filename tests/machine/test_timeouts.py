@@ -140,7 +140,7 @@ def test_two_hundred_timeouts_hit_no_other_job(drain: Drain) -> None:
     assert running.loop.counts == {State.RETRYING: 200, State.SUCCEEDED: 400}
     kinds = {entry["kind"] for history in Job.objects.values_list("history", flat=True) for entry in history}
     assert kinds == {"timeout"}
-    wait_for(lambda: sessions("query LIKE '%%overrun%%'") == 0, 5)
+    wait_for(lambda: sessions("query LIKE '%%overrun%%'") == 0, 5 + GRACE)
 
 
 @pytest.mark.parametrize(

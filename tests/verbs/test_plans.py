@@ -95,7 +95,9 @@ class Plan:
 
     @property
     def indexes(self) -> set[str]:
-        return {node["Index Name"] for node in self.nodes if "Index Name" in node}
+        # Those of jobs: workers, schedules and statistics are few.
+        names = {node["Index Name"] for node in self.nodes if "Index Name" in node}
+        return {name for name in names if name.startswith("pgqueue_job")}
 
     @property
     def scanned(self) -> list[str]:

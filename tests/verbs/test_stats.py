@@ -11,7 +11,7 @@ from django.db.models import Sum
 
 from pgqueue_django import stats, transitions
 from pgqueue_django.models import Stat, StatHistory
-from pgqueue_django.outcomes import DeadLettered, Failed, Retried, Settled, Succeeded
+from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Settled, Succeeded
 from pgqueue_django.states import State
 from pgqueue_django.stats import BOUNDS, Sample
 from pgqueue_django.transitions import Settlement
@@ -159,13 +159,21 @@ def test_reaped_and_disowned_attempts_are_counted_for_whoever_gave_them_up() -> 
         transitions.disown(DB, "lost", begun=[(lost.pk, lost.fencing_token)], by="supervisor")
     assert totals(worker_id="reaper") == {"succeeded": 0, "retried": 1, "failed": 0, "dead": 1}
     assert totals(worker_id="supervisor") == {"succeeded": 0, "retried": 1, "failed": 0, "dead": 1}
+    # A process that is known to have died has not lost its lease by its end.
+    assert dict(Stat.objects.values_list("worker_id", "expired")) == {"reaper": 2, "supervisor": 0}
     found = Stat.objects.get(worker_id="reaper")
     assert found.run_counts[BOUNDS.index(30.0)] == 2
     assert sum(found.pickup_counts) == 0
 
 
+def test_an_attempt_that_gave_way_because_its_lease_had_ended_is_counted_as_expired() -> None:
+    lost = Failure(Kind.LEASE_EXPIRED, "LeaseLost", "…")
+    settle_each(Retried(lost, 60), DeadLettered(lost), DeadLettered(BOOM))
+    assert Stat.objects.get().expired == 2
+
+
 def everything() -> tuple[Any, ...]:
-    columns = ("succeeded", "retried", "failed", "dead", "pickup_seconds", "run_seconds")
+    columns = ("succeeded", "retried", "failed", "dead", "expired", "pickup_seconds", "run_seconds")
     sums = Stat.objects.aggregate(**{name: Sum(name) for name in columns})
     buckets = [
         tuple(sum(counts) for counts in zip(*Stat.objects.values_list(name, flat=True), strict=True))
@@ -177,7 +185,7 @@ def everything() -> tuple[Any, ...]:
 def test_rolling_up_keeps_every_total_and_the_recent_minutes() -> None:
     for age in (7300, 7200, 60):
         for worker in ("w1", "w2"):
-            add(sample(pickup=0.004, run=3), sample(State.DEAD, run=None), worker_id=worker)
+            add(sample(pickup=0.004, run=3), sample(State.DEAD, run=None)._replace(expired=True), worker_id=worker)
             Stat.objects.filter(minute__year=2030).update(minute=database_now() - timedelta(seconds=age))
     before, first_id = everything(), Stat.objects.order_by("id").values_list("id", flat=True)[0]
     with connection.cursor() as cursor:
@@ -198,7 +206,7 @@ def history(seconds: int) -> list[tuple[str, int]]:
 
 def test_minutes_of_all_workers_stay_in_the_history_when_they_are_rolled_up() -> None:
     for worker_id, minute in [("a", 5), ("b", 5), ("a", 6)]:
-        add(sample(run=0.3), sample(State.DEAD), worker_id=worker_id)
+        add(sample(run=0.3), sample(State.DEAD)._replace(expired=True), worker_id=worker_id)
         Stat.objects.filter(minute__year=2030).update(minute=datetime(2025, 1, 1, 12, minute, tzinfo=UTC))
     with connection.cursor() as cursor:
         # In two steps: what comes later to a minute is added.
@@ -206,7 +214,7 @@ def test_minutes_of_all_workers_stay_in_the_history_when_they_are_rolled_up() ->
         assert stats.roll_up(cursor, older_seconds=3600, limit=2) is False
     assert history(60) == [("01 12:05", 2), ("01 12:06", 1)]
     row = StatHistory.objects.get(begin__minute=5)
-    assert (row.dead, sum(row.run_counts), row.run_seconds) == (2, 4, pytest.approx(0.6))
+    assert (row.dead, row.expired, sum(row.run_counts), row.run_seconds) == (2, 2, 4, pytest.approx(0.6))
     assert totals() == {"succeeded": 3, "retried": 0, "failed": 0, "dead": 3}
 
 

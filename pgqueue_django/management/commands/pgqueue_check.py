@@ -11,12 +11,14 @@ from typing import Any, NamedTuple
 from django.core.checks import ERROR, CheckMessage
 from django.core.management.base import CommandError
 from django.db import DatabaseError, InterfaceError, connections
+from django.db.models import Q
 
-from pgqueue_django import checks, conf, snapshot
+from pgqueue_django import checks, conf, problems, snapshot
 from pgqueue_django.management import selection
 from pgqueue_django.management.arguments import SuggestingCommand
 from pgqueue_django.models import Worker
-from pgqueue_django.states import State
+from pgqueue_django.problems import Severity
+from pgqueue_django.snapshot import Snapshot
 from pgqueue_django.tasks import declared_tasks
 from pgqueue_django.worker.connections import describe, first_line
 
@@ -28,8 +30,6 @@ _SECONDS = 15.0  # for the database to answer everything
 _SKEW_SECONDS = 5.0
 _OWN = 4  # connections of a worker beside its slots'
 
-
-_DEAD_ROWS = 100_000
 _OLD_SNAPSHOT_SECONDS = 300.0
 _OLDEST_SNAPSHOT = """
     SELECT who, seconds FROM (
@@ -52,20 +52,24 @@ class Finding(NamedTuple):
 
 class Command(SuggestingCommand):
     help = (
-        "Check the settings, the tasks, the database, the migrations and the workers. Exit codes: 0 nothing failed "
-        "(there may be warnings), 1 something did, 2 bad options, 4 no database, 5 migrations missing."
+        "Check the settings, the tasks, the database, the migrations and the workers, and tell what is wrong with the "
+        "queue. Exit codes: 0 nothing failed (there may be warnings), 1 something did, 2 bad options, 4 no database, "
+        "5 migrations missing."
     )
     requires_system_checks: list[str] = []
     requires_migrations_checks = False
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--worker", metavar="NAME", help="fail unless a worker of this name, or host, is alive")
+        parser.add_argument(
+            "--problems", action="store_true", help="fail when jobs that should run do not; else these are warnings"
+        )
         parser.add_argument("--json", action="store_true", help="one JSON object")
         selection.add_database(parser)
 
     def handle(self, **given: Any) -> None:
         using = selection.alias(given)
-        found = [*_settings(), *_tasks(), *_in_time(using, given["worker"])]
+        found = [*_settings(), *_tasks(), *_in_time(using, given["worker"], given["problems"])]
         if given["json"]:
             self.stdout.write(json.dumps([one._asdict() for one in found]))
         else:
@@ -105,10 +109,10 @@ def _tasks() -> Iterator[Finding]:
         yield Finding(WARNING, "tasks", "none declared in a module tasks.py of an installed app")
 
 
-def _in_time(using: str, worker: str | None) -> list[Finding]:
+def _in_time(using: str, worker: str | None, fails: bool) -> list[Finding]:
     if any(wrong := list(checks.engine(using))):
         return list(_told("database", wrong))
-    found, error = checks.in_time(using, lambda: _database(using, worker), _SECONDS)
+    found, error = checks.in_time(using, lambda: _database(using, worker, fails), _SECONDS)
     if error is None:
         return found
     if isinstance(error, DatabaseError | InterfaceError | TimeoutError):
@@ -116,7 +120,7 @@ def _in_time(using: str, worker: str | None) -> list[Finding]:
     return [*found, Finding(FAILED, "database", f"{using}: {type(error).__name__}: {error}")]
 
 
-def _database(using: str, worker: str | None) -> Iterator[Finding]:
+def _database(using: str, worker: str | None, fails: bool) -> Iterator[Finding]:
     with connections[using].cursor() as cursor:
         began = time.monotonic()
         # Not by pg_stat_activity, which does not say of others' sessions what they are.
@@ -152,38 +156,35 @@ def _database(using: str, worker: str | None) -> Iterator[Finding]:
         return
     yield Finding(OK, "migrations", "all applied")
     yield from _told("schedules", checks.schedules(using))
-    yield from _table(using)
-    yield from _workers(using, worker)
+    taken = snapshot.take(using)
+    yield from _table(using, taken)
+    yield from _workers(using, taken, worker)
+    if not any(conf.mistakes()):
+        yield from _problems(taken, fails)
 
 
-def _table(using: str) -> Iterator[Finding]:
-    """What slows claims down: dead rows, and whoever keeps vacuum from taking them away."""
+def _table(using: str, taken: Snapshot) -> Iterator[Finding]:
+    """How large it is, and whoever keeps vacuum from taking dead rows away."""
     with connections[using].cursor() as cursor:
-        cursor.execute(
-            "SELECT n_live_tup, n_dead_tup, EXTRACT(EPOCH FROM now() - GREATEST(last_autovacuum, last_vacuum))::float8 "
-            "FROM pg_stat_user_tables WHERE relname = 'pgqueue_job' AND schemaname = ANY(current_schemas(false))"
-        )
-        live, dead, vacuumed = cursor.fetchone() or (0, 0, None)
         cursor.execute(_OLDEST_SNAPSHOT, [_OLD_SNAPSHOT_SECONDS])
         holder = cursor.fetchone()
-    when = "not vacuumed yet" if vacuumed is None else f"vacuumed {vacuumed:,.0f} s ago"
-    text = f"about {live:,} jobs, {dead:,} dead rows, {when}"
-    yield Finding(WARNING if dead > max(_DEAD_ROWS, live) else OK, "table", text)
+    table = taken.table
+    when = "not vacuumed yet" if table.vacuumed_seconds is None else f"vacuumed {table.vacuumed_seconds:,.0f} s ago"
+    yield Finding(OK, "table", f"about {table.live_rows:,} jobs, {table.dead_rows:,} dead rows, {when}")
     if holder is not None:
         who, seconds = holder
         yield Finding(WARNING, "snapshot", f"held for {seconds:,.0f} s by {who}: dead rows since then stay")
 
 
-def _workers(using: str, wanted: str | None) -> Iterator[Finding]:
-    taken = snapshot.take(using)
-    alive = list(Worker.objects.using(using).alive())
-    yield Finding(OK if alive else WARNING, "workers", f"{len(alive)} alive")
-    if wanted is not None and not any(wanted in (one.name, one.host) for one in alive):
-        yield Finding(FAILED, "workers", f"none of the name or host {wanted}")
-    if alive and all(one.queues for one in alive):
-        served = {name for one in alive for name in one.queues}
-        for depth in taken.depths:
-            if depth.state == State.QUEUED and depth.queue_name not in served:
-                yield Finding(
-                    WARNING, "workers", f"{depth.jobs} jobs are ready in {depth.queue_name}, which none takes"
-                )
+def _workers(using: str, taken: Snapshot, wanted: str | None) -> Iterator[Finding]:
+    yield Finding(OK if taken.workers else WARNING, "workers", f"{taken.workers} alive")
+    if wanted is not None:
+        alive = Worker.objects.using(using).alive().filter(Q(name=wanted) | Q(host=wanted))
+        if not alive.exists():
+            yield Finding(FAILED, "workers", f"none of the name or host {wanted}")
+
+
+def _problems(taken: Snapshot, fails: bool) -> Iterator[Finding]:
+    for problem in problems.find(taken):
+        level = FAILED if fails and problem.severity == Severity.ERROR else WARNING
+        yield Finding(level, "queue", f"{problem.text} ({problem.rule})")

@@ -8,6 +8,7 @@ import sys
 import threading
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,22 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import connections, router
 from django.utils.module_loading import autodiscover_modules
+from prometheus_client import REGISTRY
+from prometheus_client.registry import Collector
 
-from pgqueue_django import checks, conf, logs
+from pgqueue_django import checks, conf, logs, tracing
 from pgqueue_django.management import arguments
 from pgqueue_django.management.arguments import did_you_mean, seconds, whole
 from pgqueue_django.models import Job
 from pgqueue_django.states import State
 from pgqueue_django.tasks import declared_queues, declared_tasks
-from pgqueue_django.worker import probe, reload, supervisor
+from pgqueue_django.worker import probe, reload, supervisor, telemetry
 from pgqueue_django.worker.connections import describe
 from pgqueue_django.worker.loop import Loop, Options
 from pgqueue_django.worker.probe import Health
 from pgqueue_django.worker.process import Stopping, end_after, signals
 from pgqueue_django.worker.progress import Progress, Terminal
+from pgqueue_django.worker.server import Answering, serve
 
 logger = logging.getLogger("pgqueue_django.worker")
 
@@ -101,6 +105,7 @@ class Command(arguments.SuggestingCommand):
             help="a file that says ready or not ready, touched while it lives",
         )
         add("--probe-port", type=arguments.address, metavar="[HOST:]PORT", help="answer GET /live and GET /ready")
+        add("--metrics-port", type=arguments.address, metavar="[HOST:]PORT", help="answer GET /metrics, for Prometheus")
         add("--reload", action="store_true", help="start again when code changes (so by itself: DEBUG, at a terminal)")
         add("--no-reload", action="store_true", help="do not")
         add(
@@ -129,8 +134,13 @@ class Command(arguments.SuggestingCommand):
         if self._is_the_process:
             sys.setswitchinterval(min(_SWITCH_SECONDS, sys.getswitchinterval()))
         autodiscover_modules("tasks")
+        meter = None
+        if given["metrics_port"] is not None:
+            meter = telemetry.meter(Path(os.environ[telemetry.VARIABLE]) if inherited else None)
         loop = Loop(
-            _options(using, given, inherited.number if inherited else None), inherited.board if inherited else None
+            _options(using, given, inherited.number if inherited else None),
+            inherited.board if inherited else None,
+            meter.ended if meter else None,
         )
         terminal = Terminal() if loop.options.drain and inherited is None and sys.stderr.isatty() else None
         shown = _show_logs(given["log_format"], terminal, worker=loop.worker_id)
@@ -140,6 +150,7 @@ class Command(arguments.SuggestingCommand):
             threading.Thread(target=stopping.obey, args=[inherited.orders], name="pgqueue orders", daemon=True).start()
         else:
             _answer_probes(given, loop.health)
+            _answer_scrapes(given, REGISTRY)
         if reloads:
             reload.watch(lambda path: stopping.make_way(f"{path} has changed"))
         with signals(stopping.stop_once if inherited else stopping.stop, quiet=loop.quiet, report=loop.report):
@@ -152,12 +163,18 @@ class Command(arguments.SuggestingCommand):
                     using, counts=lambda: loop.counts, left=loop.due, terminal=terminal if terminal is shown else None
                 )
                 progress.start()
+            if meter:
+                meter.watch(slots=loop.options.concurrency, busy_slots=lambda: loop.busy_slots)
             code = loop.run()
+            if meter:
+                meter.finish()
             if progress:
                 progress.finish()
         stopping.over()
         if given["fail_on_error"] and not code and set(loop.counts) - {State.SUCCEEDED}:
             code = supervisor.FAILED
+        if code < 128:  # after a second signal at once
+            tracing.flush()
         if loop.has_deaf_handlers and threading.current_thread() is threading.main_thread():
             # Interpreter shutdown would wait for threads that such a handler has started; and a handler that was
             # interrupted in the middle of a log line may have left that locked.
@@ -203,11 +220,19 @@ class Command(arguments.SuggestingCommand):
             patient=reloads,
         )
         _show_logs(given["log_format"], None, worker="supervisor")
-        parent = supervisor.Supervisor(settings, [sys.executable, *sys.orig_argv[1:]])
         connections.close_all()
-        _answer_probes(given, parent.health)
-        with signals(parent.stop, quiet=parent.quiet, report=parent.report):
-            code = parent.run()
+        with ExitStack() as stack:
+            directory = None
+            if given["metrics_port"] is not None:
+                try:
+                    directory = stack.enter_context(closing(telemetry.Directory()))
+                except OSError as error:
+                    raise CommandError(f"--metrics-port: {error}", returncode=2) from error
+                _answer_scrapes(given, directory)
+            parent = supervisor.Supervisor(settings, [sys.executable, *sys.orig_argv[1:]], directory)
+            _answer_probes(given, parent.health)
+            with signals(parent.stop, quiet=parent.quiet, report=parent.report):
+                code = parent.run()
         if code:
             sys.exit(code)
 
@@ -264,15 +289,25 @@ def _answer_probes(given: dict[str, Any], health: Callable[[], Health]) -> None:
             probe.touch(Path(given["probe_file"]), health)
     except OSError as error:
         raise CommandError(f"--probe-file: {error}", returncode=2) from error
-    if given["probe_port"] is None:
-        return
-    where = given["probe_port"]
+    if (port := _serve(given, "--probe-port", probe.answer(health))) is not None:
+        logger.info("probes: /live and /ready on port %d", port, extra=logs.event("worker.probes", port=port))
+
+
+def _answer_scrapes(given: dict[str, Any], registry: Collector) -> None:
+    if (port := _serve(given, "--metrics-port", telemetry.page(registry))) is not None:
+        logger.info("metrics: /metrics on port %d", port, extra=logs.event("worker.metrics", port=port))
+
+
+def _serve(given: dict[str, Any], option: str, answer: Answering) -> int | None:
+    """The port; None: none is wanted."""
+    where = given[option.removeprefix("--").replace("-", "_")]
+    if where is None:
+        return None
     host, port = where if isinstance(where, tuple) else arguments.address(str(where))
     try:
-        port = probe.serve(host, port, health)
+        return serve(host, port, answer, name=f"pgqueue {option}")
     except OSError as error:
-        raise CommandError(f"--probe-port {host}:{port}: {error.strerror or error}", returncode=2) from error
-    logger.info("probes: /live and /ready on port %d", port, extra=logs.event("worker.probes", port=port))
+        raise CommandError(f"{option} {host}:{port}: {error.strerror or error}", returncode=2) from error
 
 
 def _doubt_queues(options: Options) -> None:
