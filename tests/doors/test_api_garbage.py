@@ -27,6 +27,7 @@ from asgiref.testing import ApplicationCommunicator
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import connections
+from django.test import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -472,3 +473,9 @@ def test_who_does_not_wait_is_answered_at_once() -> None:
 def test_a_session_that_no_database_can_hold_is_nobodys(over: Callable[[Asked], Answered]) -> None:
     answer = over(Asked(headers={"Cookie": f"sessionid={NULS}"}))
     assert answer.status == HTTPStatus.UNAUTHORIZED, answer
+
+
+@pytest.mark.parametrize("page", ["metrics", "healthz/queues"])
+def test_such_a_session_is_nobodys_on_the_other_pages_either(client: Client, page: str) -> None:
+    answer = client.get(f"/pgqueue/{page}", headers={"Cookie": f"sessionid={NULS}"})
+    assert answer.status_code == (HTTPStatus.UNAUTHORIZED if page == "metrics" else HTTPStatus.OK)

@@ -29,6 +29,7 @@ from pgqueue_django.api import waiting as waiting_module
 from pgqueue_django.conf import RIGHTS
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
+from pgqueue_django.problems import Rule, Severity
 from pgqueue_django.states import State
 
 from .api_tasks import charge
@@ -149,6 +150,8 @@ LIMITS = [
     (_body("/queues/{name}/pause")["properties"]["reason"]["maxLength"], Queue._meta.get_field("reason").max_length),
     (_schema("IdempotencyKey")["maxLength"], Job._meta.get_field("idempotency_key").max_length),
     (set(_schema("Attempt")["properties"]["kind"]["enum"]), set(Kind)),
+    (set(_schema("QueueProblem")["properties"]["rule"]["enum"]), set(Rule)),
+    (set(_schema("QueueProblem")["properties"]["severity"]["enum"]), set(Severity)),
     (set(_schema("Schedule")["properties"]["missed"]["enum"]), set(Schedule.Missed.values)),
     (set(_schema("Schedule")["properties"]["overlap"]["enum"]), set(Schedule.Overlap.values)),
     (set(_schema("Queue")["properties"]["jobs"]["propertyNames"]["enum"]), set(State) - {"succeeded", "cancelled"}),
