@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -146,7 +147,10 @@ def _tagged(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     """With an ETag; 304 for who has it already."""
     etag = f'"{hashlib.sha256(response.content).hexdigest()[:32]}"'
     response["ETag"], response["Cache-Control"] = etag, "private, no-cache"
-    return get_conditional_response(request, etag=etag, response=response) or response
+    found: HttpResponse = get_conditional_response(request, etag=etag, response=response) or response
+    if found.status_code == HTTPStatus.PRECONDITION_FAILED:
+        raise Problem(412, "precondition", "It is not what If-Match names.")
+    return found
 
 
 def _id(text: str) -> int:

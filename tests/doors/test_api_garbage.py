@@ -305,7 +305,7 @@ HEADERS = st.fixed_dictionaries(
             ["0", "-1", "x", "1e3", "99999999999999999999", "", "٣".encode().decode("latin-1")]
         ),
         "If-None-Match": st.sampled_from(["*", "", '"', 'W/"x"', '"a", "b"', '"' + "0" * 32 + '"']) | ODD_TEXT,
-        "If-Match": ODD_TEXT | st.just("*"),
+        "If-Match": ODD_TEXT | st.sampled_from(["*", '"x"']),
         "If-Modified-Since": ODD_TEXT | st.just("Mon, 30 Nov 2026 00:00:00 GMT"),
         "If-Unmodified-Since": ODD_TEXT,
         "Range": st.just("bytes=0-1"),
@@ -467,6 +467,15 @@ def test_who_does_not_wait_is_answered_at_once() -> None:
     answer = over_asgi(asked)
     assert answer.status == 200
     assert json.loads(answer.body)["state"] == "scheduled"
+    check(asked, answer)
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_match_with_what_it_is_no_more_is_a_problem_document(method: str) -> None:
+    path = f"/jobs/{make_job('scheduled').pk}"
+    asked = Asked(method, path, headers={**KNOWN, "If-Match": '"x"'})
+    answer = over_asgi(asked)
+    assert answer.status == HTTPStatus.PRECONDITION_FAILED
     check(asked, answer)
 
 
