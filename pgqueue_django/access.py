@@ -70,10 +70,19 @@ class _Csrf(CsrfViewMiddleware):
 _csrf = _Csrf(lambda request: HttpResponse())
 
 
+def logged_in(request: HttpRequest) -> Any:
+    """The user whose session it is; None: nobody's."""
+    user: Any = getattr(request, "user", None)
+    # A cookie can hold a NUL and PostgreSQL no text with one: to look for such a session is an error there.
+    if user is None or "\0" in "".join(request.COOKIES.values()) or not user.is_authenticated:
+        return None
+    return user
+
+
 def session(request: HttpRequest) -> Actor | None:
     """The user who is logged in, with his permissions. Raises PermissionDenied for a change without a CSRF token."""
-    user = getattr(request, "user", None)
-    if user is None or not user.is_authenticated:
+    user = logged_in(request)
+    if user is None:
         return None
     # The views are exempt, since tokens need none of it: whoever comes by a cookie does.
     _csrf.process_request(request)

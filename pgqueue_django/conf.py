@@ -40,7 +40,7 @@ PROBLEMS: Mapping[str, float] = {
     "dead_rows": 100_000.0,
 }
 RIGHTS = (
-    *("enqueue_job", "view_job", "view_job_payload", "requeue_job", "cancel_job", "pause_queue"),
+    *("enqueue_job", "view_job", "view_job_payload", "requeue_job", "run_job_now", "cancel_job", "pause_queue"),
     *("view_queue", "view_worker", "view_schedule", "view_dashboard"),
 )
 """What a token may be allowed to do: permissions of this app, as users have them."""

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
@@ -173,7 +173,8 @@ class Task(Generic[P, R_co]):
             kwargs=kwargs_json,
             queue_name=self.queue_name,
             priority=self.priority,
-            run_after=self.run_after,
+            # In UTC: PostgreSQL takes no offset of 16 hours and more, and Python does.
+            run_after=self.run_after.astimezone(UTC) if isinstance(self.run_after, datetime) else self.run_after,
             max_attempts=self.max_attempts or settings.MAX_ATTEMPTS,
             backoff=self.backoff.text,
             idempotency_key=self.idempotency_key,

@@ -18,7 +18,7 @@ from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from . import answers, conf, problems
+from . import access, answers, conf, problems
 from . import metrics as exposition
 from .problems import Severity
 
@@ -135,8 +135,8 @@ def metrics_refusal(request: HttpRequest, until: float) -> HttpResponse | None:
     if request.COOKIES:
         # Whose session it is stands in the database, and reading that has no deadline: not of one that is away.
         answers.answer(answers.ping, until)
-    user = getattr(request, "user", None)
-    if user is None or not user.is_authenticated:
+    user = access.logged_in(request)
+    if user is None:
         text = gettext("Log in, or send a bearer token.")
         return _text(f"{text}\n", 401, {"WWW-Authenticate": 'Bearer realm="pgqueue"'})
     if not user.has_perm("pgqueue_django.view_dashboard"):

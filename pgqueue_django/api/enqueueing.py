@@ -121,7 +121,7 @@ def read(given: object, at: str = "") -> Wish:
 def _options(given: dict[str, Any], at: str) -> Iterator[tuple[str, Any, Wrong | None]]:
     for name in ("queue_name", "priority", "idempotency_key", "max_attempts"):
         if name in given:
-            yield name, given[name], None
+            yield name, reading.whole(given[name]), None
     if given.get("run_after") is not None:
         moment = reading.moment(given["run_after"])
         message = "Give a moment with its offset from UTC, such as 2027-01-31T12:00:00Z."

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.core.handlers.wsgi import WSGIRequest
@@ -119,15 +119,21 @@ def unknown(given: Mapping[str, Any], known: Collection[str], at: str = "") -> I
 
 
 def moment(value: object) -> datetime | None:
-    """A moment of RFC 3339, which has an offset; None: it is none."""
+    """A moment of RFC 3339, which has an offset, in UTC: PostgreSQL takes no offset over 16 hours. None: it is none."""
     found = _MOMENT.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return None
     date, time, fraction, _, offset = found.groups()
     try:
-        return datetime.fromisoformat(f"{date}T{time}.{(fraction or '0').ljust(6, '0')}{offset or '+00:00'}")
-    except ValueError:
+        moment = datetime.fromisoformat(f"{date}T{time}.{(fraction or '0').ljust(6, '0')}{offset or '+00:00'}")
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
+
+
+def whole(value: Any) -> Any:
+    """6 for 6.0: in JSON both are the same number, and some write it so."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def is_text(value: object, most: int) -> bool:

@@ -32,6 +32,7 @@ urlpatterns = [
     _path("workers", views.workers, "workers"),
     _path("schedules", views.schedules, "schedules"),
     _path("tasks", views.tasks, "tasks"),
+    _path(r"openapi\.json", views.openapi, "openapi"),
     # Whatever else is asked for below here, line breaks and all, is a problem document, too.
     re_path("", views.nothing, name="api_nothing"),
 ]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -136,10 +140,17 @@ def _page(asked: Asked, rows: list[dict[str, Any]], following: str | None) -> Ht
 def show_job(asked: Asked, id: str) -> HttpResponse:
     """One job. Its ETag changes whenever something changes that this actor sees."""
     reading.query(asked.request, ("wait",))
-    response = reply(shapes.job(asked.request, asked.actor, _row(_id(id))))
+    return _tagged(asked.request, reply(shapes.job(asked.request, asked.actor, _row(_id(id)))))
+
+
+def _tagged(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """With an ETag; 304 for who has it already."""
     etag = f'"{hashlib.sha256(response.content).hexdigest()[:32]}"'
     response["ETag"], response["Cache-Control"] = etag, "private, no-cache"
-    return get_conditional_response(asked.request, etag=etag, response=response) or response
+    found: HttpResponse = get_conditional_response(request, etag=etag, response=response) or response
+    if found.status_code == HTTPStatus.PRECONDITION_FAILED:
+        raise Problem(412, "precondition", "It is not what If-Match names.")
+    return found
 
 
 def _id(text: str) -> int:
@@ -169,7 +180,7 @@ async def job(request: HttpRequest, id: str) -> HttpResponse:
         if "wait" in request.GET:
             wanted = _seconds(request)
             state = Job.objects.using(_database()).filter(pk=_id(id)).values_list("state", flat=True).first()
-            if state is not None and state not in FINISHED:
+            if wanted and state is not None and state not in FINISHED:
                 seconds = wanted
                 return HttpResponse()  # nobody sees it
         return show_job.handler(asked, id)
@@ -256,8 +267,8 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
         elif seconds is not None:
             errors.append(Wrong("/resume_after_seconds", "option", "Give it or resume_at, not both."))
     elif seconds is not None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 1e9:
-            errors.append(Wrong("/resume_after_seconds", "option", "Give a number of seconds, of more than 0."))
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0.001 <= seconds <= 1e9:
+            errors.append(Wrong("/resume_after_seconds", "option", "Give a number of seconds, of at least 0.001."))
         else:
             until = timedelta(seconds=seconds)
     if errors:
@@ -345,6 +356,20 @@ def list_tasks(asked: Asked) -> HttpResponse:
     return reply({"tasks": shown})
 
 
+@needs()
+def show_openapi(asked: Asked) -> HttpResponse:
+    """openapi.json, kept by hand, with the path where the project has mounted the API. For everybody who is known."""
+    reading.query(asked.request, ())
+    document = {**_openapi(), "servers": [{"url": shapes.url(asked.request, "api")}]}
+    return _tagged(asked.request, reply(document))
+
+
+@cache
+def _openapi() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
+    return found
+
+
 def _log(asked: Asked, done: str, *ids: int) -> None:
     jobs = ", ".join(f"#{id}" for id in ids[:10]) + (", ..." if len(ids) > 10 else "")
     logger.info("api: %s %s %s", asked.actor.name, done, jobs)
@@ -355,7 +380,7 @@ batch = endpoint(POST=enqueue_batch)
 job = open_to_the_api(job)
 cancel = endpoint(POST=needs("view_job", "cancel_job")(_by_hand(transitions.cancel, "cancelled")))
 requeue = endpoint(POST=needs("view_job", "requeue_job")(_by_hand(transitions.requeue, "requeued")))
-run_now = endpoint(POST=needs("view_job", "requeue_job")(_by_hand(transitions.run_now, "run now")))
+run_now = endpoint(POST=needs("view_job", "run_job_now")(_by_hand(transitions.run_now, "run now")))
 all_queues = endpoint(GET=list_queues)
 pause = endpoint(POST=pause_queue)
 resume = endpoint(POST=resume_queue)
@@ -364,4 +389,5 @@ snapshot = endpoint(GET=show_snapshot)
 workers = endpoint(GET=list_workers)
 schedules = endpoint(GET=list_schedules)
 tasks = endpoint(GET=list_tasks)
+openapi = endpoint(GET=show_openapi)
 nothing = endpoint()

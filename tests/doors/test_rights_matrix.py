@@ -22,7 +22,7 @@ from .api_tasks import charge
 
 TOKEN = "token-of-the-test"
 VIEWER = {"view_dashboard", "view_job", "view_queue", "view_worker", "view_schedule"}
-OPERATOR = {*VIEWER, "view_job_payload", "requeue_job", "cancel_job", "pause_queue"}
+OPERATOR = {*VIEWER, "view_job_payload", "requeue_job", "run_job_now", "cancel_job", "pause_queue"}
 TOKENS = {"enqueue_job"}
 ALL = {*OPERATOR, *TOKENS}
 # None: nobody knows who it is.
@@ -96,7 +96,7 @@ MATRIX = {
     "api_job": Url("api/v1/jobs/{job}", {"GET": needs("view_job")}),
     "api_cancel": Url("api/v1/jobs/{job}/cancel", {"POST": needs("view_job", "cancel_job")}),
     "api_requeue": Url("api/v1/jobs/{job}/requeue", {"POST": needs("view_job", "requeue_job")}, state="dead"),
-    "api_run_now": Url("api/v1/jobs/{job}/run-now", {"POST": needs("view_job", "requeue_job")}, state="scheduled"),
+    "api_run_now": Url("api/v1/jobs/{job}/run-now", {"POST": needs("view_job", "run_job_now")}, state="scheduled"),
     "api_queues": Url("api/v1/queues", {"GET": needs("view_queue")}),
     "api_pause": Url("api/v1/queues/open/pause", {"POST": needs("pause_queue")}),
     "api_resume": Url("api/v1/queues/open/resume", {"POST": needs("pause_queue")}),
@@ -104,6 +104,7 @@ MATRIX = {
     "api_snapshot": Url("api/v1/snapshot", {"GET": needs("view_dashboard")}),
     "api_workers": Url("api/v1/workers", {"GET": needs("view_worker")}),
     "api_schedules": Url("api/v1/schedules", {"GET": needs("view_schedule")}),
+    "api_openapi": Url("api/v1/openapi.json", {"GET": needs()}),
     "api_tasks": Url("api/v1/tasks", {"GET": needs("view_job", "enqueue_job", one_of=True)}),
 }
 

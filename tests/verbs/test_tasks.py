@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -81,6 +81,13 @@ def test_what_is_no_label_is_refused(label: Any) -> None:
         tasks.charge.using(label=label)
     with pytest.raises(InvalidOption, match="label="):
         job_options(label=label)
+
+
+def test_a_moment_may_have_an_offset_that_postgresql_would_not_take() -> None:
+    ahead = datetime.now(timezone(timedelta(hours=16, minutes=50))) + timedelta(hours=1)
+    tasks.charge.using(run_after=ahead).enqueue(7)
+    enqueue_many([tasks.charge.using(run_after=ahead).call(8)])
+    assert set(Job.objects.values_list("run_after", flat=True)) == {ahead}
 
 
 def test_the_function_enqueue_does_the_same() -> None:

@@ -1,0 +1,1 @@
+"""An app whose tasks are open to the JSON API, for the tests that ask it over the network."""
