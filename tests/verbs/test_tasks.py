@@ -240,7 +240,9 @@ def test_a_coroutine_cannot_be_atomic() -> None:
         task(atomic=True, timeout=5)(tasks.remind.func)  # type: ignore[arg-type]
 
 
-def test_a_task_that_no_worker_could_import_is_refused_where_it_is_enqueued() -> None:
+def test_a_task_that_no_worker_could_import_is_refused_where_it_is_enqueued(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As far as this process knows, nobody has looked for it yet.
+    monkeypatch.setattr("pgqueue_django.tasks._unknown_until", {})
     with pytest.raises(TaskNotFound, match="decorate"):
         tasks.hidden.enqueue()
     assert not Job.objects.exists()
