@@ -240,7 +240,7 @@ WITH RECURSIVE name(queue_name) AS (
 ), paused AS (
     SELECT name, EXTRACT(EPOCH FROM statement_timestamp() - paused_at) AS seconds FROM pgqueue_queue
     WHERE paused_at IS NOT NULL AND (resume_at IS NULL OR resume_at > statement_timestamp())
-    ORDER BY name LIMIT %(queues)s
+    ORDER BY name LIMIT %(cap)s
 ), schedule AS (
     SELECT CASE WHEN place <= %(schedules)s THEN name ELSE '{OTHER}' END AS name, max(late) AS late FROM (
         SELECT name, row_number() OVER (ORDER BY id) AS place,

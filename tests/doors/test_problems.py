@@ -139,6 +139,13 @@ def test_a_paused_queue_with_due_jobs_is_a_problem_after_an_hour_and_no_other_on
     assert set(found()) == {Rule.UNSERVED, Rule.OLDEST_DUE}
 
 
+def test_any_number_of_paused_queues_is_no_problem() -> None:
+    for number in range(snapshot.MAX_QUEUES + 5):
+        queues.pause("default", f"shop-{number:03}")
+    wait_since(400, State.SCHEDULED, queue_name=f"shop-{number:03}")
+    assert found() == {}
+
+
 def test_a_worker_that_is_not_heard_of_any_more() -> None:
     work("well")
     work("late", heartbeat=31)
