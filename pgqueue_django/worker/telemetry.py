@@ -77,9 +77,13 @@ class _Names:
         with self._file.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
             file.seek(0)
-            self._known = {json.loads(line) for line in file}
+            *lines, rest = file.read().split("\n")
+            self._known = set()
+            for line in lines:
+                with suppress(ValueError):  # half of one: the disk was full
+                    self._known.add(json.loads(line))
             if name not in self._known and len(self._known) < MAX_LABELS:
-                file.write(json.dumps(name) + "\n")
+                file.write(("\n" if rest else "") + json.dumps(name) + "\n")
                 self._known.add(name)
 
 

@@ -532,6 +532,18 @@ def test_a_directory_that_is_not_there_ends_it_with_2(process: Start, tmp_path: 
     assert "No such file" in started.log
 
 
+def test_half_a_name_that_a_full_disk_has_left_costs_no_other_its_label(tmp_path: Path) -> None:
+    file = tmp_path / "queues"
+    file.write_text('"mail"\n"repo')
+    assert [telemetry._Names(file).label(name) for name in ("reports", "mail", "default")] == [
+        "reports",
+        "mail",
+        "default",
+    ]
+    assert [telemetry._Names(file).label(name) for name in ("reports", "mail", "new")] == ["reports", "mail", "new"]
+    assert file.read_text() == '"mail"\n"repo\n"reports"\n"default"\n"new"\n'
+
+
 def test_a_file_that_cannot_be_read_ends_no_supervisor(process: Start) -> None:
     """A full disk, or whoever else writes there, may leave half a file."""
     started = process("--metrics-port", "127.0.0.1:0", "--processes", "1")
