@@ -147,6 +147,8 @@ _SUMS = {
 # Every walk is ordered as its index is. Failed and dead are told apart by a range, not by equality: the planner
 # would drop an equal state from the order, and might walk the primary key over all jobs to find them.
 # A ready job's due time is read from the head of each priority: the first row there has waited longest.
+# A job that nobody knows the task of has been due since it was first handed back: each time its run_after moves on, and
+# without this it would wait for ever, and no rule would say so.
 _READING = f"""
 WITH RECURSIVE name(queue_name) AS (
     (SELECT queue_name FROM pgqueue_job WHERE state = 'queued' ORDER BY queue_name LIMIT 1)
@@ -197,7 +199,7 @@ WITH RECURSIVE name(queue_name) AS (
         WHERE state = 'queued' AND queue_name > (SELECT max(queue_name) FROM named)
         ORDER BY queue_name, priority DESC, run_after, id LIMIT %(cap)s) AS seen
 ), waiting AS MATERIALIZED (
-    SELECT queue_name, state, GREATEST(run_after, enqueued_at) AS due FROM pgqueue_job
+    SELECT queue_name, state, LEAST(GREATEST(run_after, enqueued_at), parked_at) AS due FROM pgqueue_job
     WHERE state IN ('scheduled', 'retrying') ORDER BY run_after LIMIT %(cap)s
 ), running AS MATERIALIZED (
     SELECT queue_name, state FROM pgqueue_job WHERE state = 'running' ORDER BY worker_id, id LIMIT %(cap)s

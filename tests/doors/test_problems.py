@@ -87,6 +87,17 @@ def test_the_oldest_due_job_of_each_queue() -> None:
     assert Rule.OLDEST_DUE not in found(max_lag=1000)
 
 
+def test_a_job_whose_task_no_worker_knows_is_due_although_it_is_put_off_again_and_again() -> None:
+    work()
+    job = rows.make_job(State.SCHEDULED, parked=True, queue_name="mail")
+    assert found() == {}
+    rows.move_clock(job.pk, "parked_at", -400)
+    (problem,) = found()[Rule.OLDEST_DUE]
+    assert (problem.facts["queue"], round(problem.facts["seconds"], -1)) == ("mail", 400)
+    transitions.adopt("default", [job.task], limit=1)
+    assert found() == {}
+
+
 def test_a_schedule_whose_tick_is_late() -> None:
     for name, late, columns in (
         ("late", 121, {}),
