@@ -1,12 +1,13 @@
 """How many jobs there are of states with more than a snapshot looks at: a full count, now and then.
 
-A reading stops at ``snapshot.CAP`` rows; beyond it this count says how many there were, and its age. It goes along the
-partial indexes of the live, failed and dead jobs, never over finished ones, in one transaction of its own; whoever
-comes while another counts leaves it.
+A reading stops at ``snapshot.CAP`` rows or sooner; beyond it this count says how many there were, and its age. It goes
+along the partial indexes of the live, failed and dead jobs, never over finished ones, in a transaction for each crowd,
+since vacuum takes nothing away behind one; whoever comes while another counts leaves it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -18,7 +19,7 @@ from .snapshot import OTHER
 from .states import State
 
 MAX_SECONDS = 120
-"""A count is given up after this."""
+"""A count of all that there is to count is given up after this."""
 
 Crowd = tuple[State, ...]
 """States that are counted together, along one index."""
@@ -38,6 +39,11 @@ SELECT set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)
 _LOCK = 0x70677175637475  # a number that is ours
 _PROBE = "SELECT count(*) FROM (SELECT FROM pgqueue_job WHERE {where} LIMIT %s) AS seen"
 _FORGET = "DELETE FROM pgqueue_count WHERE state = ANY(%s::text[])"
+# Whoever is counting them has deleted them already, and commits when it has counted everything.
+_FORGET_FREE = """
+    DELETE FROM pgqueue_count WHERE id = ANY(ARRAY(
+        SELECT id FROM pgqueue_count WHERE state = ANY(%s::text[]) FOR UPDATE SKIP LOCKED))
+"""
 _COUNT = f"""
     INSERT INTO pgqueue_count (state, queue_name, jobs, counted_at)
     SELECT state, CASE WHEN place <= %s THEN queue_name ELSE '{OTHER}' END, sum(jobs), statement_timestamp()
@@ -58,27 +64,33 @@ def _along_indexes(using: str, seconds: float) -> Iterator[CursorWrapper]:
 
 
 def crowded(using: str) -> list[Crowd]:
-    """The states of which there are ``snapshot.CAP`` jobs or more; of all others the counts are forgotten.
+    """The states of which a reading may not see all jobs; of all others the counts are forgotten.
 
-    Looks at no more than so many jobs of each.
+    Looks at no more than ``snapshot.CAP`` jobs of each, and waits for nobody.
     """
     with _along_indexes(using, snapshot.MAX_SECONDS) as cursor:
         found = []
         for states in _CROWDS:
-            cursor.execute(_PROBE.format(where=_where(states)), [snapshot.CAP])
-            if cursor.fetchone()[0] >= snapshot.CAP:
+            # In how many parts a reading goes through the ready jobs depends on their queues.
+            many = min(snapshot.FEW, snapshot.CAP) if State.QUEUED in states else snapshot.CAP
+            cursor.execute(_PROBE.format(where=_where(states)), [many])
+            if cursor.fetchone()[0] >= many:
                 found.append(states)
-        cursor.execute(_FORGET, [[str(state) for states in _CROWDS if states not in found for state in states]])
+        cursor.execute(_FORGET_FREE, [[str(state) for states in _CROWDS if states not in found for state in states]])
     return found
 
 
 def take(using: str, crowds: Sequence[Crowd]) -> None:
-    """Count all jobs of these states, each queue's; nothing where somebody else is counting."""
-    with _along_indexes(using, MAX_SECONDS) as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
-        if not cursor.fetchone()[0]:
-            return
-        for states in crowds:
+    """Count all jobs of these states, each queue's; nothing where somebody else is counting.
+
+    Raises what Django raises for a statement that is cancelled: what was counted before it stays.
+    """
+    until = time.monotonic() + MAX_SECONDS
+    for states in crowds:
+        with _along_indexes(using, max(0.001, until - time.monotonic())) as cursor:
+            cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [_LOCK])
+            if not cursor.fetchone()[0]:
+                return
             cursor.execute(_FORGET, [[str(state) for state in states]])
             cursor.execute(_COUNT.format(where=_where(states)), [snapshot.MAX_QUEUES])
 

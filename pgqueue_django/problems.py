@@ -106,9 +106,10 @@ _Limits = Mapping[str, float]
 def _unserved(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
     if taken.served is None:
         return
+    # Behind "other" there may be many, and some of them served.
+    others = {*taken.served, *taken.paused, OTHER}
     for queue, seconds in taken.oldest_due.items():
-        # Behind "other" there may be many, and some of them served.
-        if queue not in (*taken.served, *taken.paused, OTHER) and seconds > limits["unserved_seconds"]:
+        if queue not in others and seconds > limits["unserved_seconds"]:
             yield {"queue": queue, "seconds": seconds}
 
 

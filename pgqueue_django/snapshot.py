@@ -1,9 +1,10 @@
 """One bounded, consistent reading of the whole queue.
 
 Everything comes from one SQL statement, so all the numbers are of one moment, read from the database that the
-jobs are written to. It looks at no more than ``CAP`` rows of each walk along a partial index, whatever the
-size of the table, and says where it stopped; what ``counts`` has counted beyond that comes with its age. It never
-counts finished jobs but failed and dead ones: what succeeded or was cancelled has counters only. It writes nothing.
+jobs are written to. It looks at no more than ``CAP`` rows of each walk along a partial index (and at no more than
+``READY`` ready jobs, or ``FEW`` in each queue), whatever the size of the table, and says where it stopped; what
+``counts`` has counted beyond that comes with its age. It never counts finished jobs but failed and dead ones: what
+succeeded or was cancelled has counters only. It writes nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from .states import WAITING, State
 
 CAP = 10_000
 """Rows that one walk looks at: of one queue's ready jobs, of all waiting, all running, all failed, all dead."""
+READY = 2 * CAP
+"""Ready jobs that are looked at in all queues that have many, in equal parts: 100 walks of ``CAP`` took a second."""
+FEW = 100
+"""Ready jobs that are looked at in each queue in any case."""
 MAX_QUEUES = 200
 """Queues with ready jobs that are counted apart; the rest is counted together, as ``OTHER``."""
 MAX_PAIRS = 1_000
@@ -102,7 +107,7 @@ class Snapshot:
     depths: tuple[Depth, ...]
     """In the order of queue and state; none where there are no jobs."""
     capped: frozenset[State]
-    """States of which ``CAP`` rows were seen in one walk: there may be more, and in queues that are not named."""
+    """States of which a walk stopped before its end: there may be more, and in queues that are not named."""
     count_ages: Mapping[State, float]
     """Of those states: seconds since ``counts`` has counted them; no entry where it has not yet."""
     oldest_due: Mapping[str, float]
@@ -142,6 +147,8 @@ _SUMS = {
 # Every walk is ordered as its index is. Failed and dead are told apart by a range, not by equality: the planner
 # would drop an equal state from the order, and might walk the primary key over all jobs to find them.
 # A ready job's due time is read from the head of each priority: the first row there has waited longest.
+# A job that nobody knows the task of has been due since it was first handed back: each time its run_after moves on, and
+# without this it would wait for ever, and no rule would say so.
 _READING = f"""
 WITH RECURSIVE name(queue_name) AS (
     (SELECT queue_name FROM pgqueue_job WHERE state = 'queued' ORDER BY queue_name LIMIT 1)
@@ -152,34 +159,47 @@ WITH RECURSIVE name(queue_name) AS (
     FROM name WHERE name.queue_name IS NOT NULL
 ), named AS MATERIALIZED (
     SELECT queue_name FROM name WHERE queue_name IS NOT NULL LIMIT %(queues)s
-), ready AS MATERIALIZED (
-    SELECT named.queue_name, walk.jobs, head.due
+), few AS MATERIALIZED (
+    SELECT named.queue_name, walk.jobs
     FROM named
     CROSS JOIN LATERAL (
         SELECT count(*) AS jobs FROM (
             SELECT FROM pgqueue_job job WHERE job.state = 'queued' AND job.queue_name = named.queue_name
-            ORDER BY job.priority DESC, job.run_after, job.id LIMIT %(cap)s) AS seen
+            ORDER BY job.priority DESC, job.run_after, job.id LIMIT %(few)s) AS seen
+    ) AS walk
+), part AS MATERIALIZED (
+    SELECT LEAST(%(cap)s, GREATEST(%(few)s, %(ready)s / GREATEST(1, count(*)))) AS jobs
+    FROM few WHERE jobs >= %(few)s
+), ready AS MATERIALIZED (
+    SELECT few.queue_name, GREATEST(few.jobs, walk.jobs) AS jobs, walk.jobs >= part.jobs AS has_more, head.due
+    FROM part
+    CROSS JOIN few
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM pgqueue_job job WHERE job.state = 'queued' AND job.queue_name = few.queue_name
+            ORDER BY job.priority DESC, job.run_after, job.id
+            LIMIT CASE WHEN few.jobs >= %(few)s THEN part.jobs ELSE 0 END) AS seen
     ) AS walk
     CROSS JOIN LATERAL (
         WITH RECURSIVE level(priority, due) AS (
             (SELECT job.priority, GREATEST(job.run_after, job.enqueued_at) FROM pgqueue_job job
-             WHERE job.state = 'queued' AND job.queue_name = named.queue_name
+             WHERE job.state = 'queued' AND job.queue_name = few.queue_name
              ORDER BY job.priority DESC, job.run_after, job.id LIMIT 1)
             UNION ALL
             SELECT lower.priority, lower.due FROM level CROSS JOIN LATERAL (
                 SELECT job.priority, GREATEST(job.run_after, job.enqueued_at) AS due FROM pgqueue_job job
-                WHERE job.state = 'queued' AND job.queue_name = named.queue_name AND job.priority < level.priority
+                WHERE job.state = 'queued' AND job.queue_name = few.queue_name AND job.priority < level.priority
                 ORDER BY job.priority DESC, job.run_after, job.id LIMIT 1) AS lower
         )
         SELECT min(due) AS due FROM level
     ) AS head
     UNION ALL
-    SELECT '{OTHER}', count(*), min(due) FROM (
+    SELECT '{OTHER}', count(*), count(*) >= %(cap)s, min(due) FROM (
         SELECT GREATEST(run_after, enqueued_at) AS due FROM pgqueue_job
         WHERE state = 'queued' AND queue_name > (SELECT max(queue_name) FROM named)
         ORDER BY queue_name, priority DESC, run_after, id LIMIT %(cap)s) AS seen
 ), waiting AS MATERIALIZED (
-    SELECT queue_name, state, GREATEST(run_after, enqueued_at) AS due FROM pgqueue_job
+    SELECT queue_name, state, LEAST(GREATEST(run_after, enqueued_at), parked_at) AS due FROM pgqueue_job
     WHERE state IN ('scheduled', 'retrying') ORDER BY run_after LIMIT %(cap)s
 ), running AS MATERIALIZED (
     SELECT queue_name, state FROM pgqueue_job WHERE state = 'running' ORDER BY worker_id, id LIMIT %(cap)s
@@ -190,9 +210,10 @@ WITH RECURSIVE name(queue_name) AS (
     SELECT queue_name, state FROM pgqueue_job
     WHERE state IN ('failed', 'dead') AND state <= 'dead' ORDER BY state, id DESC LIMIT %(cap)s
 ), depth AS (
-    SELECT queue_name, 'queued' AS state, sum(jobs) AS jobs FROM ready WHERE jobs > 0 GROUP BY queue_name
+    SELECT queue_name, 'queued' AS state, sum(jobs) AS jobs, bool_or(has_more) AS has_more
+    FROM ready WHERE jobs > 0 GROUP BY queue_name
     UNION ALL
-    SELECT queue_name, state, count(*) FROM (
+    SELECT queue_name, state, count(*), false FROM (
         SELECT queue_name, state FROM waiting UNION ALL TABLE running UNION ALL TABLE failed UNION ALL TABLE dead
     ) AS seen GROUP BY queue_name, state
 ), oldest AS (
@@ -221,7 +242,7 @@ WITH RECURSIVE name(queue_name) AS (
 ), paused AS (
     SELECT name, EXTRACT(EPOCH FROM statement_timestamp() - paused_at) AS seconds FROM pgqueue_queue
     WHERE paused_at IS NOT NULL AND (resume_at IS NULL OR resume_at > statement_timestamp())
-    ORDER BY name LIMIT %(queues)s
+    ORDER BY name LIMIT %(cap)s
 ), schedule AS (
     SELECT CASE WHEN place <= %(schedules)s THEN name ELSE '{OTHER}' END AS name, max(late) AS late FROM (
         SELECT name, row_number() OVER (ORDER BY id) AS place,
@@ -239,7 +260,7 @@ WITH RECURSIVE name(queue_name) AS (
     SELECT task, attempts, failures FROM recent WHERE failures > 0 ORDER BY failures DESC, task LIMIT %(listed)s
 )
 SELECT statement_timestamp(), jsonb_build_object(
-    'depths', (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs)) FROM depth),
+    'depths', (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs, has_more)) FROM depth),
     'counts', (SELECT jsonb_agg(jsonb_build_array(queue_name, state, jobs,
                    EXTRACT(EPOCH FROM statement_timestamp() - counted_at))) FROM pgqueue_count),
     'oldest', (SELECT jsonb_object_agg(queue_name, seconds) FROM oldest),
@@ -283,6 +304,8 @@ def index_walks(using: str) -> Iterator[CursorWrapper]:
 def _bounds() -> dict[str, int]:
     return {
         "cap": CAP,
+        "ready": READY,
+        "few": min(FEW, CAP),
         "queues": MAX_QUEUES,
         "pairs": MAX_PAIRS,
         "schedules": MAX_SCHEDULES,
@@ -299,13 +322,15 @@ def take(using: str | None = None) -> Snapshot:
         cursor.execute(_READING, _bounds())
         taken_at, text = cursor.fetchone()
     told = json.loads(text)
-    seen = {(queue_name, State(state)): jobs for queue_name, state, jobs in told["depths"] or ()}
-    capped = _capped(seen)
+    depths = told["depths"] or ()
+    seen = {(queue_name, State(state)): jobs for queue_name, state, jobs, _ in depths}
+    full = frozenset(queue_name for queue_name, _, _, is_full in depths if is_full)
+    capped = _capped(seen, full)
     counted = [(queue_name, State(state), jobs, age) for queue_name, state, jobs, age in told["counts"] or ()]
     workers, slots, busy_slots, takes_all = told["fleet"]
     return Snapshot(
         taken_at=taken_at,
-        depths=_depths(seen, capped, counted),
+        depths=_depths(seen, full, capped, counted),
         capped=capped,
         count_ages={state: max(0.0, age) for _, state, _, age in counted if state in capped},
         oldest_due=_seconds(told["oldest"]),
@@ -329,29 +354,33 @@ def _seconds(told: Mapping[str, float] | None) -> dict[str, float]:
 
 
 def _depths(
-    seen: Mapping[tuple[str, State], int], capped: frozenset[State], counted: list[tuple[str, State, int, float]]
+    seen: Mapping[tuple[str, State], int],
+    full: frozenset[str],
+    capped: frozenset[State],
+    counted: list[tuple[str, State, int, float]],
 ) -> tuple[Depth, ...]:
     """What was seen; and of a capped state what was counted last, where that is more."""
     jobs = dict(seen)
     for queue_name, state, many, _ in counted:
         here = seen.get((queue_name, state), 0)
-        # Of ready jobs each queue has a walk of its own: below the cap it is exact.
-        if state in capped and (state != State.QUEUED or here >= CAP):
+        # Of ready jobs each queue has a walk of its own: one that came to its end is exact.
+        if state in capped and (state != State.QUEUED or queue_name in full):
             jobs[queue_name, state] = max(many, here)
     return tuple(
-        Depth(queue_name, state, many, state in capped and (state != State.QUEUED or many >= CAP))
+        Depth(queue_name, state, many, state in capped and (state != State.QUEUED or queue_name in full))
         for (queue_name, state), many in sorted(jobs.items())
     )
 
 
-def _capped(seen: Mapping[tuple[str, State], int]) -> frozenset[State]:
-    """The states whose walk ended at ``CAP``; scheduled and retrying share one."""
+def _capped(seen: Mapping[tuple[str, State], int], full: frozenset[str]) -> frozenset[State]:
+    """The states of which a walk ended before its end; ``full``: queues of whose ready jobs one did."""
+    # One walk for all queues; scheduled and retrying share one.
     walked = dict.fromkeys(COUNTED, 0)
     for (_, state), jobs in seen.items():
-        # One walk per queue of ready jobs, one for all queues of the others.
-        walked[state] = max(walked[state], jobs) if state == State.QUEUED else walked[state] + jobs
+        walked[state] += jobs
     for state in WAITING:
         walked[state] = sum(jobs for (_, other), jobs in seen.items() if other in WAITING)
+    walked[State.QUEUED] = CAP if full else 0
     return frozenset(state for state, jobs in walked.items() if jobs >= CAP)
 
 
@@ -363,7 +392,9 @@ def _tally(values: list[Any]) -> Tally:
         task,
         **{name: int(value[name]) for name in _OUTCOMES},
         pickup_counts=tuple(int(value[f"pickup_{place}"] or 0) for place in range(1, _BUCKETS + 1)),
-        pickup_seconds=float(value["pickup_seconds"]),
+        # As exact as they are written: in another order, as after a roll-up, the last digits of a sum are others, and a
+        # counter that is the least bit less has started from 0, to Prometheus.
+        pickup_seconds=round(float(value["pickup_seconds"]), stats.DIGITS),
         run_counts=tuple(int(value[f"run_{place}"] or 0) for place in range(1, _BUCKETS + 1)),
-        run_seconds=float(value["run_seconds"]),
+        run_seconds=round(float(value["run_seconds"]), stats.DIGITS),
     )

@@ -17,6 +17,9 @@ from .states import State
 # Upper bounds of the histogram buckets, in seconds; a last bucket takes what is beyond.
 BOUNDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
+DIGITS = 6
+"""Of a second: what is added is written so exactly, so that a sum rounded to them is the same in each order."""
+
 _COLUMN = {State.SUCCEEDED: 0, State.RETRYING: 1, State.FAILED: 2, State.DEAD: 3}
 
 
@@ -99,7 +102,8 @@ def add(cursor: CursorWrapper, worker_id: str, samples: Sequence[Sample]) -> str
     # Sorted, so that two writers with the same worker id (a worker and who disowns it) cannot deadlock.
     for (queue_name, task), cell in sorted(cells.items()):
         params += [worker_id, queue_name, task, *cell.outcomes, cell.expired]
-        params += [_histogram(cell.pickups), sum(cell.pickups), _histogram(cell.runs), sum(cell.runs)]
+        for lengths in (cell.pickups, cell.runs):
+            params += [_histogram(lengths), round(sum(lengths), DIGITS)]
     cursor.execute(_ADD.format(rows=", ".join([_ROW] * len(cells))), params)
     return str(cursor.fetchone()[0])
 

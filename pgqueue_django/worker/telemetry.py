@@ -77,9 +77,13 @@ class _Names:
         with self._file.open("a+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed
             file.seek(0)
-            self._known = {json.loads(line) for line in file}
+            *lines, rest = file.read().split("\n")
+            self._known = set()
+            for line in lines:
+                with suppress(ValueError):  # half of one: the disk was full
+                    self._known.add(json.loads(line))
             if name not in self._known and len(self._known) < MAX_LABELS:
-                file.write(json.dumps(name) + "\n")
+                file.write(("\n" if rest else "") + json.dumps(name) + "\n")
                 self._known.add(name)
 
 
@@ -227,7 +231,7 @@ class Directory(Collector):
                     self._add(kind, files)
                 for file in files:
                     file.unlink()
-            except OSError as error:  # they count where they are
+            except Exception as error:  # a full disk, or whatever it is: they count where they are
                 logger.error("%s: %s", self.path, error, extra=logs.event("worker.trouble"))
 
     def _add(self, kind: str, files: Sequence[Path]) -> None:
@@ -235,9 +239,8 @@ class Directory(Collector):
         total = self.path / f"{kind}_ended.db"
         values: dict[str, tuple[float, float]] = {}
         for file in (total, *files):
-            if file.exists() and file.stat().st_size:
-                for key, value, moment, _ in MmapedDict.read_all_values_from_file(file):  # type: ignore[no-untyped-call]
-                    values[key] = _sum(kind, values[key], (value, moment)) if key in values else (value, moment)
+            for key, value, moment in _read(file):
+                values[key] = _sum(kind, values[key], (value, moment)) if key in values else (value, moment)
         new = total.with_suffix(".new")
         # Written, not only made so long: where the disk is full, a page of memory that has none under it is SIGBUS.
         new.write_bytes(bytes(8 + sum(len(key.encode()) + 32 for key in values)))
@@ -246,6 +249,21 @@ class Directory(Collector):
             mapped.write_value(key, value, moment)  # type: ignore[no-untyped-call]
         mapped.close()  # type: ignore[no-untyped-call]
         new.replace(total)
+
+
+def _read(file: Path) -> list[tuple[str, float, float]]:
+    """Each name's value and its moment. Raises OSError."""
+    if not file.exists() or not file.stat().st_size:
+        return []
+    try:
+        found = MmapedDict.read_all_values_from_file(file)  # type: ignore[no-untyped-call]
+        return [(key, value, moment) for key, value, moment, _ in found]
+    except OSError:
+        raise
+    except Exception as error:  # half of a file: kept, it would be in the way of every page
+        text = "%s cannot be read, and what it counted is lost: %s"
+        logger.error(text, file, error, extra=logs.event("worker.trouble"))
+        return []
 
 
 def _sum(kind: str, one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import prometheus_client
 import pytest
-from django.db import connections
+from django.db import connection, connections
 from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.test import Client
 from django.urls import path
@@ -162,6 +162,21 @@ def test_theirs_comes_without_a_database(
     found = samples(answer.content.decode(), parse)
     assert "python_info" in found
     assert {name: series for name, series in found.items() if name.startswith("pgqueue")} == {"pgqueue_up": {(): 0}}
+
+
+@OWN_URLS
+def test_theirs_comes_where_nobody_can_say_who_asks(browser: Browser, caplog: pytest.LogCaptureFixture) -> None:
+    client = browser("view_dashboard")
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_session RENAME TO somewhere_else")
+        try:
+            answer = client.get("/metrics")
+        finally:
+            cursor.execute("ALTER TABLE somewhere_else RENAME TO django_session")
+    assert answer.status_code == 200
+    assert b"python_info" in answer.content
+    assert b"pgqueue" not in answer.content
+    assert [record.levelname for record in caplog.records if record.name == "pgqueue_django"] == ["ERROR"]
 
 
 # -- a project of its own --------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from verbs import rows
 
 from doors.conftest import analyze, fill, plan
@@ -86,6 +86,42 @@ def test_a_queue_whose_ready_jobs_are_counted_to_the_end_has_no_older_number() -
     keep = list(Job.objects.filter(queue_name="q1").values_list("pk", flat=True)[:2])
     Job.objects.filter(queue_name__in=["q1", "q2"]).exclude(pk__in=keep).delete()
     assert {depth.queue_name: depth.jobs for depth in snapshot.take().depths} == {"q0": 10, "q1": 2}
+
+
+def test_a_count_that_takes_too_long_is_given_up_and_what_came_before_it_stays(
+    second_connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(dead=30, queued=30)
+    count()
+    Job.objects.filter(queue_name="q0", state="queued").delete()
+    monkeypatch.setattr(counts, "MAX_SECONDS", 0.5)
+    with second_connection.transaction():
+        second_connection.execute("DELETE FROM pgqueue_count WHERE state = 'dead'")
+        with pytest.raises(OperationalError, match="statement timeout"):
+            count()
+    assert {row.queue_name: row.jobs for row in Count.objects.filter(state="queued")} == {"q1": 10, "q2": 10}
+
+
+def test_of_ready_jobs_also_those_of_a_queue_that_had_only_its_part_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CAP", 20), ("READY", 10), ("FEW", 4)):
+        monkeypatch.setattr(snapshot, name, value)
+    fill(queued=18)
+    assert {depth.jobs for depth in snapshot.take().depths} == {4}
+    count()
+    assert {depth.jobs for depth in snapshot.take().depths} == {6}
+
+
+def test_who_looks_for_states_with_many_does_not_wait_for_who_counts(second_connection: Any) -> None:
+    fill(dead=30)
+    count()
+    Job.objects.all().delete()
+    with second_connection.transaction(), connection.cursor() as cursor:
+        second_connection.execute("DELETE FROM pgqueue_count")
+        cursor.execute("SET lock_timeout = '1s'")
+        try:
+            assert counts.crowded("default") == []
+        finally:
+            cursor.execute("RESET lock_timeout")
 
 
 @pytest.mark.parametrize("statistics", ["fresh", "none", "stale"])

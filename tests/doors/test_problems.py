@@ -87,6 +87,17 @@ def test_the_oldest_due_job_of_each_queue() -> None:
     assert Rule.OLDEST_DUE not in found(max_lag=1000)
 
 
+def test_a_job_whose_task_no_worker_knows_is_due_although_it_is_put_off_again_and_again() -> None:
+    work()
+    job = rows.make_job(State.SCHEDULED, parked=True, queue_name="mail")
+    assert found() == {}
+    rows.move_clock(job.pk, "parked_at", -400)
+    (problem,) = found()[Rule.OLDEST_DUE]
+    assert (problem.facts["queue"], round(problem.facts["seconds"], -1)) == ("mail", 400)
+    transitions.adopt("default", [job.task], limit=1)
+    assert found() == {}
+
+
 def test_a_schedule_whose_tick_is_late() -> None:
     for name, late, columns in (
         ("late", 121, {}),
@@ -137,6 +148,13 @@ def test_a_paused_queue_with_due_jobs_is_a_problem_after_an_hour_and_no_other_on
     with connection.cursor() as cursor:  # it goes on by itself
         cursor.execute("UPDATE pgqueue_queue SET resume_at = statement_timestamp() - interval '1 s'")
     assert set(found()) == {Rule.UNSERVED, Rule.OLDEST_DUE}
+
+
+def test_any_number_of_paused_queues_is_no_problem() -> None:
+    for number in range(snapshot.MAX_QUEUES + 5):
+        queues.pause("default", f"shop-{number:03}")
+    wait_since(400, State.SCHEDULED, queue_name=f"shop-{number:03}")
+    assert found() == {}
 
 
 def test_a_worker_that_is_not_heard_of_any_more() -> None:

@@ -59,6 +59,19 @@ def test_a_queue_below_the_cap_is_exact_beside_one_above(monkeypatch: pytest.Mon
     assert depths == {"long": (5, True), "short": (1, False)}
 
 
+def test_queues_with_many_ready_jobs_share_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CAP", 20), ("READY", 30), ("FEW", 5)):
+        monkeypatch.setattr(snapshot, name, value)
+    for name, jobs in (("few", 4), ("many", 12), ("more", 16), ("most", 40)):
+        for _ in range(jobs):
+            rows.make_job(queue_name=name)
+    depths = {depth.queue_name: (depth.jobs, depth.capped) for depth in snapshot.take().depths}
+    assert depths == {"few": (4, False), "many": (10, True), "more": (10, True), "most": (10, True)}
+    Job.objects.filter(queue_name="most").delete()
+    depths = {depth.queue_name: (depth.jobs, depth.capped) for depth in snapshot.take().depths}
+    assert depths == {"few": (4, False), "many": (12, False), "more": (15, True)}
+
+
 def test_queues_beyond_the_bound_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "MAX_QUEUES", 2)
     for name in ("a", "b", "c", "c", "d"):
@@ -183,7 +196,8 @@ def test_rows_read_are_bounded_by_the_cap() -> None:
     analyze()
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(snapshot._PLANNING, ["10s"])
-        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + snapshot._READING, {**snapshot._bounds(), "cap": 100})
+        bounds = {**snapshot._bounds(), "cap": 100, "ready": 150, "few": 10}
+        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + snapshot._READING, bounds)
         (text,) = cursor.fetchone()
     (tree,) = json.loads(text) if isinstance(text, str) else text
     read = [
@@ -193,3 +207,9 @@ def test_rows_read_are_bounded_by_the_cap() -> None:
     ]
     assert read
     assert max(read) <= 100
+    ready = [
+        node["Actual Rows"] * node["Actual Loops"]
+        for node in explained(tree["Plan"])
+        if node.get("Index Name") == "pgqueue_job_ready"
+    ]
+    assert 150 <= sum(ready) <= 150 + 3 * 10 + 20  # and the heads of three queues' two priorities

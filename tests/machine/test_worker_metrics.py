@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -529,3 +530,34 @@ def test_a_directory_that_is_not_there_ends_it_with_2(process: Start, tmp_path: 
     assert started.wait(30) == 2
     assert "--metrics-port: " in started.log
     assert "No such file" in started.log
+
+
+def test_half_a_name_that_a_full_disk_has_left_costs_no_other_its_label(tmp_path: Path) -> None:
+    file = tmp_path / "queues"
+    file.write_text('"mail"\n"repo')
+    assert [telemetry._Names(file).label(name) for name in ("reports", "mail", "default")] == [
+        "reports",
+        "mail",
+        "default",
+    ]
+    assert [telemetry._Names(file).label(name) for name in ("reports", "mail", "new")] == ["reports", "mail", "new"]
+    assert file.read_text() == '"mail"\n"repo\n"reports"\n"default"\n"new"\n'
+
+
+def test_a_file_that_cannot_be_read_ends_no_supervisor(process: Start) -> None:
+    """A full disk, or whoever else writes there, may leave half a file."""
+    started = process("--metrics-port", "127.0.0.1:0", "--processes", "1")
+    port = port_of(started)
+    lunch.eat.enqueue("soup")
+    wait_for(lambda: sum(jobs(Page(port)).values()) == 1, 30)
+    with subprocess.Popen(["true"]) as dead:
+        pass
+    half = the_directory(started) / f"counter_{dead.pid}.db"
+    half.write_bytes(struct.pack("iii", 4096, 0, 2000) + bytes(100))
+    (child,) = children(started)
+    child.kill()
+    wait_for(lambda: [other.pid for other in children(started)] not in ([], [child.pid]), 30)
+    wait_for(lambda: Page(port)("pgqueue_worker_processes") == 1, 30)
+    assert jobs(Page(port)) == {("eat", "succeeded"): 1}
+    assert started.log.count(half.name) == 1
+    assert started.stop() == 0

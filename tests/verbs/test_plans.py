@@ -95,9 +95,8 @@ class Plan:
 
     @property
     def indexes(self) -> set[str]:
-        # Those of jobs: workers, schedules and statistics are few.
-        names = {node["Index Name"] for node in self.nodes if "Index Name" in node}
-        return {name for name in names if name.startswith("pgqueue_job")}
+        # Of jobs: what a snapshot reads beside them has indexes of its own.
+        return {node["Index Name"] for node in self.nodes if node.get("Index Name", "").startswith("pgqueue_job_")}
 
     @property
     def scanned(self) -> list[str]:
