@@ -17,12 +17,13 @@ from django.db import InterfaceError, connections, router
 
 from . import snapshot
 from .models import Job
-from .snapshot import Snapshot
 
 # The page has to be on its way within 2 s, so the question ends a little before.
 SECONDS = 1.9
 SHARED_SECONDS = 1.0
 """How old a reading of the queue may be that one who asks gets from another."""
+PING_SECONDS = 0.5
+"""And how long ago the database may have answered somebody else."""
 _CONNECT_SECONDS = 2  # libpq and psycopg take no less
 
 MAX_THREADS = 8
@@ -115,17 +116,19 @@ def answer(ask: Callable[[str], T], until: float) -> T:
     return question.answer
 
 
-class Readings:
-    """One reading a second for all who ask in this process; who comes while it is being made waits for it."""
+class Shared(Generic[T]):
+    """One answer for all who ask within ``seconds`` in this process; who comes while it is being made waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, ask: Callable[[str], T], seconds: float) -> None:
+        self._ask = ask
+        self.seconds = seconds
         self._lock = threading.Lock()
-        self._taken: Snapshot | None = None
+        self._taken: T | None = None
         self._asked_at = 0.0
         self._came_at = 0.0
         self._failed_at = 0.0
 
-    def reading(self, until: float | None = None) -> Snapshot:
+    def reading(self, until: float | None = None) -> T:
         """Raises Unanswered, to all who have waited for the same answer."""
         began = time.monotonic()
         until = began + SECONDS if until is None else until
@@ -136,10 +139,10 @@ class Readings:
                 raise Unanswered("no answer to somebody who asked before")
             asked_at = time.monotonic()
             # One that came while this caller waited is his, however long it took.
-            if self._taken is None or (self._came_at < began and asked_at > self._asked_at + SHARED_SECONDS):
+            if self._taken is None or (self._came_at < began and asked_at > self._asked_at + self.seconds):
                 self._taken = None
                 try:
-                    self._taken = answer(snapshot.take, until)
+                    self._taken = answer(self._ask, until)
                 except Unanswered:
                     self._failed_at = time.monotonic()
                     raise
@@ -153,9 +156,14 @@ class Readings:
         self._taken = None
 
 
-shared = Readings()
-
-
-def ping(alias: str) -> None:
+def ping(alias: str) -> float:
+    """How long an answer takes, in seconds."""
+    began = time.monotonic()
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT 1")
+    return time.monotonic() - began
+
+
+shared = Shared(snapshot.take, SHARED_SECONDS)
+pings = Shared(ping, PING_SECONDS)
+"""Each is a session of the server's, and anybody may ask."""

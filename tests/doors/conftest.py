@@ -26,6 +26,7 @@ def closed_metrics(settings: Any) -> None:
 @pytest.fixture(autouse=True)
 def no_reading_of_the_test_before() -> None:
     answers.shared.forget()
+    answers.pings.forget()
 
 
 @pytest.fixture

@@ -401,12 +401,25 @@ def test_no_connection_is_left_open(token: None, second_connection: Any) -> None
     assert not [thread for thread in threading.enumerate() if thread.name == "pgqueue-question"]
 
 
+def test_probes_of_anybody_are_one_session_for_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def answer(ask: Any, until: float) -> float:
+        asked.append(time.monotonic())
+        return 0.001
+
+    monkeypatch.setattr(answers, "answer", answer)
+    for _ in range(50):
+        assert Client().get("/pgqueue/healthz").json() == {"status": "ok", "db_ms": 1.0}
+    assert len(asked) <= 1 + (time.monotonic() - asked[0]) / answers.PING_SECONDS
+
+
 class Askers:
     """Some who ask at the same time; ``answer`` waits until all of them do."""
 
     def __init__(self, count: int, monkeypatch: pytest.MonkeyPatch, *, fails: bool = False) -> None:
         monkeypatch.setattr(answers, "answer", self.fail if fails else self.answer)
-        self.shared = answers.Readings()
+        self.shared: answers.Shared[Any] = answers.Shared(snapshot.take, answers.SHARED_SECONDS)
         self.tries: list[float] = []
         self._coming = count
         self.rivals = [rows.Rival(self.ask) for _ in range(count)]
@@ -439,6 +452,7 @@ def test_all_who_ask_within_a_second_get_one_reading(monkeypatch: pytest.MonkeyP
 def test_who_has_waited_for_a_slow_reading_does_not_wait_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "SHARED_SECONDS", -1.0)  # each is too old for who comes later
     askers = Askers(5, monkeypatch)
+    assert askers.shared.seconds == -1.0
     first = askers.rivals[0].result()
     assert all(rival.result() is first for rival in askers.rivals)
     assert len(askers.tries) == 1
