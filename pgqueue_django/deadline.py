@@ -97,8 +97,9 @@ def _shut(wire: socket.socket) -> None:
 def _hurried(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
     """What ``wrapper`` connects in here it does in ``CONNECT_SECONDS``, also from a pool."""
     settings = wrapper.settings_dict
-    wrapper.settings_dict = {**settings, "OPTIONS": {**settings["OPTIONS"], "connect_timeout": CONNECT_SECONDS}}
+    # Before the settings are others: it may be made here, and is the whole process's.
     pool: Any = getattr(wrapper, "pool", None)
+    wrapper.settings_dict = {**settings, "OPTIONS": {**settings["OPTIONS"], "connect_timeout": CONNECT_SECONDS}}
     if pool is not None:
         wrapper._connection_pools = {wrapper.alias: _Hurried(pool)}  # type: ignore[attr-defined]
     try:
@@ -162,13 +163,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def limit() -> Iterator[None]:
-    """Within it, this thread waits for its databases ``SECONDS`` at the most, all of them together."""
+    """Within it, this thread waits for its databases ``SECONDS`` at the most, all of them together.
+
+    Raises InterfaceError where no thread can be started that would look after it.
+    """
     global _watcher
     one = _Limit()
     with _changed:
         if _watcher is None:
-            _watcher = threading.Thread(target=_look, name="pgqueue-deadline", daemon=True)
-            _watcher.start()
+            watcher = threading.Thread(target=_look, name="pgqueue-deadline", daemon=True)
+            try:
+                watcher.start()
+            except RuntimeError as error:  # no thread can be had just now: the next request tries again
+                raise InterfaceError(str(error)) from error
+            _watcher = watcher
         if not _running:
             _changed.notify()
         _running[one] = None
