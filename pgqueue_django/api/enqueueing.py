@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -59,16 +60,22 @@ def discover() -> None:
         _is_discovered = True
 
 
+def declared(path: str) -> Task[Any, Any] | None:
+    """The task that the project's code has declared at this path; nothing is imported for it."""
+    # A module that failed half-way has declared some, and is not there: to resolve one would run it again.
+    if path not in options.declared or path.rpartition(".")[0] not in sys.modules:
+        return None
+    try:
+        return resolve(path)
+    except TaskNotFound:
+        return None
+
+
 def exposed(path: object) -> Task[Any, Any] | None:
     """The task at this path, if it is open to clients."""
     discover()
-    if not isinstance(path, str) or path not in options.declared:
-        return None
-    try:
-        found = resolve(path)
-    except TaskNotFound:
-        return None
-    return found if found.api else None
+    found = declared(path) if isinstance(path, str) else None
+    return found if found is not None and found.api else None
 
 
 class Wish(NamedTuple):
@@ -192,7 +199,8 @@ def _reused(database: str, wishes: Sequence[Wish], enqueued: Sequence[Enqueued])
             for mine, theirs in ((job.args, row["args"]), (job.kwargs, row["kwargs"]))
         )
         if not same:
-            yield Wrong(f"{wish.at}/idempotency_key", "reused", f"Job {id} has it, with other content.")
+            # Not which: who may enqueue need not learn of the jobs of others.
+            yield Wrong(f"{wish.at}/idempotency_key", "reused", "Another job has it, with other content.")
 
 
 def _sorted(value: Any) -> str:

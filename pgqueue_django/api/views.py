@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,16 +15,14 @@ from django.db import connections, router
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
-from django.utils.timezone import now
 
 from pgqueue_django import answers, queues, transitions
 from pgqueue_django.deadline import patient
-from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
 from pgqueue_django.options import QUEUE_NAME
 from pgqueue_django.snapshot import index_walks
 from pgqueue_django.states import FINISHED, State
-from pgqueue_django.tasks import declared_tasks, resolve
+from pgqueue_django.tasks import declared_tasks
 
 from . import cursors, enqueueing, listing, reading, shapes
 from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, reply
@@ -53,7 +51,7 @@ def enqueue(asked: Asked) -> HttpResponse:
     reading.query(asked.request, ())
     wish = enqueueing.read(asked.body())
     (made,) = enqueueing.make([wish], shapes.DETAIL)
-    _log(asked, "enqueued", made.enqueued.id)
+    _log_enqueued(asked, [made])
     shown: dict[str, Any] = _enqueued(asked, made)
     if made.row is not None and asked.actor.may("view_job"):
         shown |= shapes.job(asked.request, asked.actor, made.row)
@@ -76,14 +74,16 @@ def enqueue_batch(asked: Asked) -> HttpResponse:
         raise invalid(errors)
     wishes = []
     for place, given in enumerate(jobs):
+        if len(errors) >= reading.MAX_ERRORS:
+            break
         try:
             wishes.append(enqueueing.read(given, pointer("jobs", place)))
         except Problem as problem:
             errors += problem.errors
     if errors:
-        raise invalid(errors[:100])
+        raise invalid(errors[: reading.MAX_ERRORS])
     made = enqueueing.make(wishes, ("id", "state"))
-    _log(asked, "enqueued", *(one.enqueued.id for one in made))
+    _log_enqueued(asked, made)
     created = any(one.enqueued.created for one in made)
     return reply({"jobs": [_enqueued(asked, one) for one in made]}, 201 if created else 200)
 
@@ -250,13 +250,14 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
         errors.append(Wrong("/reason", "type", "It is a text of at most 200 characters."))
     if body.get("resume_at") is not None:
         until = reading.moment(body["resume_at"])
-        if until is None or not now() < until < MOMENTS[1]:
+        if until is None or not datetime.now(UTC) < until < MOMENTS[1]:
             message = "Give a moment ahead, with its offset from UTC, such as 2027-01-31T12:00:00Z."
             errors.append(Wrong("/resume_at", "option", message))
         elif seconds is not None:
             errors.append(Wrong("/resume_after_seconds", "option", "Give it or resume_at, not both."))
     elif seconds is not None:
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= 1e9:
+        # A timedelta has microseconds: less than one is none.
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1e-6 <= seconds <= 1e9:
             errors.append(Wrong("/resume_after_seconds", "option", "Give a number of seconds, of more than 0."))
         else:
             until = timedelta(seconds=seconds)
@@ -336,13 +337,16 @@ def list_tasks(asked: Asked) -> HttpResponse:
     enqueueing.discover()
     shown = []
     for path in declared_tasks():
-        try:
-            found = resolve(path)
-        except TaskNotFound:
-            continue
-        if found.api or asked.actor.may("view_job"):
+        found = enqueueing.declared(path)
+        if found is not None and (found.api or asked.actor.may("view_job")):
             shown.append(shapes.task(found))
     return reply({"tasks": shown})
+
+
+def _log_enqueued(asked: Asked, made: Sequence[enqueueing.Made]) -> None:
+    for done, created in (("enqueued", True), ("repeated the enqueueing of", False)):
+        if ids := [one.enqueued.id for one in made if one.enqueued.created is created]:
+            _log(asked, done, *ids)
 
 
 def _log(asked: Asked, done: str, *ids: int) -> None:
