@@ -88,12 +88,16 @@ def open_to_the_api(view: Callable[..., Any]) -> Callable[..., Any]:
     return csrf_exempt(login_not_required(view))
 
 
-def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any]) -> HttpResponse:
-    """What one request is answered with, whatever happens."""
+def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], *, again: bool = False) -> HttpResponse:
+    """What one request is answered with, whatever happens. ``again``: it has been counted already."""
     try:
-        response = _answer(request, methods, captured)
+        return _for_one(_answer(request, methods, captured, again))
     except Exception as error:
-        response = refusal(request, error)
+        return refusal(request, error)
+
+
+def _for_one(response: HttpResponse) -> HttpResponse:
+    """It is kept by nobody who would give it to others."""
     if not response.has_header("Cache-Control"):
         add_never_cache_headers(response)
     patch_vary_headers(response, ["Authorization", "Cookie"])
@@ -101,7 +105,7 @@ def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any]) 
     return response
 
 
-def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any]) -> HttpResponse:
+def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], again: bool) -> HttpResponse:
     if not conf.current().API_AUTH:
         raise Problem(404, "off", 'The API is off: name who may use it in settings.PGQUEUE["API_AUTH"].')
     need = methods.get("GET" if request.method == "HEAD" else request.method or "")
@@ -120,7 +124,8 @@ def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any])
         if actor is None:
             headers = {"WWW-Authenticate": 'Bearer realm="pgqueue"'}
             raise Problem(401, "unauthenticated", "Log in, or send a bearer token.", headers=headers)
-        limits.rate(actor.name)
+        if not again:
+            limits.rate(actor.name)
         if not need.allows(actor):
             wanted = (" or " if need.one_of else " and ").join(need.rights)
             raise Problem(403, "forbidden", f"This needs the right {wanted}.")
@@ -129,22 +134,26 @@ def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any])
 
 def refusal(request: HttpRequest, error: Exception) -> HttpResponse:
     """The problem document of whatever went wrong."""
+    return _for_one(_problem(request, error).response())
+
+
+def _problem(request: HttpRequest, error: Exception) -> Problem:
     if isinstance(error, Problem):
-        return error.response()
+        return error
     if isinstance(error, PermissionDenied):
-        return Problem(403, "forbidden", f"{error}" or "You may not.").response()
+        return Problem(403, "forbidden", f"{error}" or "You may not.")
     if isinstance(error, RequestDataTooBig):
-        return Problem(413, "too_large", f"{error}").response()
+        return Problem(413, "too_large", f"{error}")
     if isinstance(error, SuspiciousOperation):
-        return Problem(400, "refused", "The request was refused.").response()
+        return Problem(400, "refused", "The request was refused.")
     if isinstance(error, Unanswered | OperationalError | InterfaceError) or (
         isinstance(error, DatabaseError) and is_broken(error)
     ):
         logger.warning("api: %s %s: %s", request.method, request.path, first_line(error))
         detail = "The database did not answer in time. What was asked for may have been done."
-        return Problem(503, "unavailable", detail, headers={"Retry-After": "5"}).response()
+        return Problem(503, "unavailable", detail, headers={"Retry-After": "5"})
     logger.error("api: %s %s", request.method, request.path, exc_info=error)
-    return Problem(500, "error", "Something is wrong here; the log of the server says what.").response()
+    return Problem(500, "error", "Something is wrong here; the log of the server says what.")
 
 
 def reply(

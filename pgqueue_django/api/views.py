@@ -25,7 +25,7 @@ from pgqueue_django.states import FINISHED, State
 from pgqueue_django.tasks import declared_tasks
 
 from . import cursors, enqueueing, listing, reading, shapes
-from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, reply
+from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, refusal, reply
 from .errors import Problem, Wrong, invalid, pointer
 from .waiting import MAX_SECONDS, waiting
 
@@ -176,14 +176,17 @@ async def job(request: HttpRequest, id: str) -> HttpResponse:
 
     response = await sync_to_async(_answered)(request, look, id)
     if seconds:
-        await waiting.until_finished(int(id), seconds)
-        async with waiting.turn():
-            response = await sync_to_async(_answered)(request, show_job, id)
+        try:
+            await waiting.until_finished(int(id), seconds)
+            async with waiting.turn():
+                response = await sync_to_async(_answered)(request, show_job, id, again=True)
+        except answers.Unanswered as error:
+            response = refusal(request, error)
     return response
 
 
-def _answered(request: HttpRequest, get: Need, id: str) -> HttpResponse:
-    response = answer(request, {"GET": get}, {"id": id})
+def _answered(request: HttpRequest, get: Need, id: str, *, again: bool = False) -> HttpResponse:
+    response = answer(request, {"GET": get}, {"id": id}, again=again)
     if not isinstance(request, WSGIRequest):
         # Django would keep them until the request ends: each who waits would hold one of the server's sessions.
         for connection in connections.all(initialized_only=True):
