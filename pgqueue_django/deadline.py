@@ -125,9 +125,15 @@ class _Hurried:
 
 @contextlib.contextmanager
 def patient(using: str) -> Iterator[None]:
-    """A transaction that waits ``LOCK_SECONDS`` for what others hold, and then fails, on the server as well."""
+    """A transaction that waits ``LOCK_SECONDS`` for what others hold, and then fails, on the server as well.
+
+    READ COMMITTED, whatever the project sets: above it, who has waited fails by what the other did.
+    """
+    is_ours = not connections[using].in_atomic_block
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
+            if is_ours:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{LOCK_SECONDS}s"])
         yield
 

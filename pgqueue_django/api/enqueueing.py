@@ -11,7 +11,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -161,20 +162,46 @@ class Made(NamedTuple):
 def make(wishes: Sequence[Wish], columns: Sequence[str]) -> list[Made]:
     """All of them, or none. Raises Problem: 422 where a key stands for other content, 429 where a queue is full."""
     database = router.db_for_write(Job)
-    keyed = any(wish.call.job.idempotency_key is not None for wish in wishes)
-    depths: dict[str, int] = {}
-    for wish in wishes:
-        depths[wish.call.job.queue_name] = depths.get(wish.call.job.queue_name, 0) + 1
-    for queue_name, jobs in depths.items():
-        limits.room(database, queue_name, jobs)
-    if len(wishes) == 1 and not keyed:  # one statement, without BEGIN and COMMIT
+    taken = _take(database, wishes)
+    made: list[Enqueued] = []
+    try:
+        made = _make(database, wishes)
+    finally:
+        created = (wish for wish, one in zip(wishes, made, strict=False) if one.created)
+        limits.give_back(database, taken - _by_queue(created))
+    return _read(database, made, columns)
+
+
+def _make(database: str, wishes: Sequence[Wish]) -> list[Enqueued]:
+    if len(wishes) == 1 and wishes[0].call.job.idempotency_key is None:  # one statement, without BEGIN and COMMIT
         call = wishes[0].call
-        return _read(database, [transitions.enqueue(call.database, call.job)], columns)
+        return [transitions.enqueue(call.database, call.job)]
     with patient(database):
         enqueued = enqueue_many([wish.call for wish in wishes])
         if errors := list(_reused(database, wishes, enqueued)):
             raise Problem(422, "idempotency_key_reused", "The key is that of a job with other content.", errors=errors)
-    return _read(database, enqueued, columns)
+    return enqueued
+
+
+def _take(database: str, wishes: Sequence[Wish]) -> Counter[str]:
+    """The room that they need, taken. Raises Problem: 429. What repeats a job needs none: who repeats is answered."""
+    needed = _by_queue(wishes)
+    try:
+        limits.take(database, needed)
+    except Problem:
+        keys = {(wish.call.job.task, wish.call.job.idempotency_key) for wish in wishes}
+        named = {"task__in": {task for task, _ in keys}, "idempotency_key__in": {key for _, key in keys if key}}
+        there = keys & set(Job.objects.using(database).filter(**named).values_list("task", "idempotency_key"))
+        if not there:
+            raise
+        new = (wish for wish in wishes if (wish.call.job.task, wish.call.job.idempotency_key) not in there)
+        needed = _by_queue(new)
+        limits.take(database, needed)
+    return needed
+
+
+def _by_queue(wishes: Iterable[Wish]) -> Counter[str]:
+    return Counter(wish.call.job.queue_name for wish in wishes)
 
 
 def _read(database: str, enqueued: Sequence[Enqueued], columns: Sequence[str]) -> list[Made]:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 
 from django.core.cache import cache
 
@@ -58,27 +59,56 @@ _DEPTH = """
 """
 
 
-def room(using: str, queue_name: str, jobs: int) -> None:
-    """Raises Problem when ``API_MAX_QUEUE_DEPTH`` leaves no room for so many jobs more in this queue."""
+def take(using: str, jobs: Mapping[str, int]) -> None:
+    """Room for so many jobs more in each of these queues, or raises Problem where ``API_MAX_QUEUE_DEPTH`` leaves none.
+
+    What is then not made is to be given back.
+    """
     most = conf.current().API_MAX_QUEUE_DEPTH
     if most is None:
         return
-    place = using, queue_name
-    counted = _depths.get(place)
-    if counted is None or time.monotonic() >= counted[0] + COUNTED_SECONDS:
-        with index_walks(using) as cursor:
-            cursor.execute(_DEPTH, {"queue": queue_name, "most": most})
-            counted = time.monotonic(), cursor.fetchone()[0]
-        with _lock:
-            if len(_depths) >= _QUEUES:
-                _depths.clear()
-            _depths[place] = counted
+    counted = {name: _counted(using, name, most) for name in jobs}
     with _lock:
-        counted_at, depth = _depths.get(place, counted)
-        if depth + jobs > most:
-            detail = f"{depth:,} jobs wait in queue {queue_name}, and it takes {most:,}."
-            raise Problem(429, "queue_full", detail, headers={"Retry-After": "5"})
-        _depths[place] = counted_at, depth + jobs
+        depths = {name: _depths.get((using, name), counted[name]) for name in jobs}
+        for name, more in jobs.items():
+            if (depth := depths[name][1]) + more > most:
+                detail = f"{depth:,} jobs wait in queue {name}, and it takes {most:,}."
+                raise Problem(429, "queue_full", detail, headers={"Retry-After": "5"})
+        for name, more in jobs.items():
+            counted_at, depth = depths[name]
+            _depths[using, name] = counted_at, depth + more
+
+
+def give_back(using: str, jobs: Mapping[str, int]) -> None:
+    """Of the room that was taken, so much was not needed."""
+    with _lock:
+        for name, less in jobs.items():
+            if (found := _depths.get((using, name))) is not None:
+                _depths[using, name] = found[0], max(0, found[1] - less)
+
+
+def _counted(using: str, queue_name: str, most: int) -> tuple[float, int]:
+    """When the jobs of this queue were counted, and how many there are by that and by what was taken since."""
+    place, now = (using, queue_name), time.monotonic()
+    with _lock:
+        before = _depths.get(place)
+        if before is not None:
+            if now < before[0] + COUNTED_SECONDS:
+                return before
+            _depths[place] = now, before[1]  # others go by that meanwhile, instead of all counting at once
+    with index_walks(using) as cursor:
+        cursor.execute(_DEPTH, {"queue": queue_name, "most": most})
+        (depth,) = cursor.fetchone()
+    with _lock:
+        meanwhile = _depths.get(place)
+        if meanwhile is not None and before is None:
+            return meanwhile  # somebody was first, and others have taken room by his count
+        if meanwhile is not None and before is not None:
+            depth += max(0, meanwhile[1] - before[1])
+        if len(_depths) >= _QUEUES:
+            _depths.clear()
+        _depths[place] = now, depth
+        return _depths[place]
 
 
 def forget() -> None:
