@@ -21,7 +21,7 @@ from django.apps import apps
 from django.db import router
 from django.utils.module_loading import module_has_submodule
 
-from pgqueue_django import options, transitions
+from pgqueue_django import options, results, transitions
 from pgqueue_django.deadline import patient
 from pgqueue_django.exceptions import InvalidOption, InvalidPayload, TaskNotFound
 from pgqueue_django.models import Job
@@ -76,7 +76,16 @@ def exposed(path: object) -> Task[Any, Any] | None:
     """The task at this path, if it is open to clients."""
     discover()
     found = declared(path) if isinstance(path, str) else None
-    return found if found is not None and found.api else None
+    return found if found is not None and is_open(found) else None
+
+
+def is_open(task: Task[Any, Any]) -> bool:
+    """Whether clients may enqueue it: it says so, and its jobs are where the API looks for them.
+
+    The id of a job in another database is here that of somebody else's.
+    """
+    there = task.using_database if task.origin is None else results.database_of(task.origin.get_backend())
+    return task.api and there == router.db_for_write(Job)
 
 
 class Wish(NamedTuple):

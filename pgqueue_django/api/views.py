@@ -341,7 +341,7 @@ def list_tasks(asked: Asked) -> HttpResponse:
     shown = []
     for path in declared_tasks():
         found = enqueueing.declared(path)
-        if found is not None and (found.api or asked.actor.may("view_job")):
+        if found is not None and (enqueueing.is_open(found) or asked.actor.may("view_job")):
             shown.append(shapes.task(found))
     return reply({"tasks": shown})
 

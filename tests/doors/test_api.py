@@ -18,7 +18,7 @@ from django.utils import timezone
 from verbs import rows
 from verbs.rows import DB, GRACE, claim_one, make_job, seconds_from_now
 
-from pgqueue_django import options, queues, transitions
+from pgqueue_django import options, queues, tasks, transitions
 from pgqueue_django.access import Actor
 from pgqueue_django.api import endpoint, limits, reading
 from pgqueue_django.conf import RIGHTS
@@ -226,6 +226,24 @@ def test_a_task_that_is_not_open_is_answered_as_one_that_does_not_exist(api: Api
     assert api.post("jobs", {"task": closed.path}).content == api.post("jobs", {"task": "nothing.at.all"}).content
     assert api.post("jobs", {"task": "os.system", "args": ["true"]}).status_code == 422
     assert Job.objects.count() == 0
+
+
+@pytest.mark.parametrize("task", [charge, django_charge], ids=["ours", "djangos"])
+def test_a_task_whose_jobs_go_to_another_database_is_not_open(
+    api: Api, monkeypatch: pytest.MonkeyPatch, settings: Any, task: Any
+) -> None:
+    """Its id is there, and here it may be that of somebody else's job."""
+    monkeypatch.setitem(connections.settings, "elsewhere", connections.settings["default"])
+    path = task.path if task is charge else task.module_path
+    assert api.post("jobs", {"task": path, "args": [7]}).status_code == 201
+    if task is charge:
+        monkeypatch.setitem(tasks._known, path, charge.using(database="elsewhere"))
+    else:
+        backend = {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}
+        settings.TASKS = {"default": backend}
+    Job.objects.all().delete()
+    assert set(wrong(api.post("jobs", {"task": path, "args": [7]}))) == {"/task"}
+    assert path not in [one["task"] for one in Api("enqueue_job").get("tasks").json()["tasks"]]
 
 
 def test_the_path_of_a_task_never_causes_an_import(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
