@@ -129,7 +129,7 @@ def patient(using: str) -> Iterator[None]:
 
     READ COMMITTED, whatever the project sets: above it, who has waited fails by what the other did.
     """
-    is_ours = not connections[using].in_atomic_block
+    is_ours = connections[using].get_autocommit()
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             if is_ours:

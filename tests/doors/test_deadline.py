@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from typing import Any
@@ -13,6 +15,15 @@ from verbs.rows import GRACE
 from pgqueue_django import deadline
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["pgqueue_django"])
+
+
+def end_what_sleeps() -> None:
+    """The server does not know that it was cut off."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'SELECT pg_sleep%'"
+        )
 
 
 def test_a_pool_that_is_made_within_the_limit_is_the_projects_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +58,33 @@ def test_a_process_that_can_start_no_thread_says_so_and_later_has_the_limit(monk
         threading.stack_size(usual)
     connection.ensure_connection()
     monkeypatch.setattr(deadline, "SECONDS", 0.5)
-    session = connection.connection.info.backend_pid
     began = time.monotonic()
     with deadline.limit(), pytest.raises(OperationalError), connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(30)")
     assert time.monotonic() - began < 0.5 + GRACE
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [session])  # the server does not know that it was cut
+    end_what_sleeps()
+
+
+def test_a_forked_child_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a server that has answered before it forks: the thread that looks is not in the child."""
+    with deadline.limit():
+        connection.ensure_connection()
+    monkeypatch.setattr(deadline, "SECONDS", 3)
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        end_what_sleeps()
+        assert status == 0
+        return
+
+    def ask() -> None:
+        with deadline.limit(), contextlib.suppress(OperationalError), connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(20)")
+
+    try:
+        began = time.monotonic()
+        thread = threading.Thread(target=ask)  # which has a connection of its own
+        thread.start()
+        thread.join()
+        os._exit(time.monotonic() - began > deadline.SECONDS + GRACE)
+    finally:
+        os._exit(2)
