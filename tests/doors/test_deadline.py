@@ -65,6 +65,7 @@ def test_a_process_that_can_start_no_thread_says_so_and_later_has_the_limit(monk
     end_what_sleeps()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has the thread that looks
 def test_a_forked_child_has_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a server that has answered before it forks: the thread that looks is not in the child."""
     with deadline.limit():
