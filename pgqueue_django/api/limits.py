@@ -71,8 +71,9 @@ def take(using: str, jobs: Mapping[str, int]) -> None:
     with _lock:
         depths = {name: _depths.get((using, name), counted[name]) for name in jobs}
         for name, more in jobs.items():
-            if (depth := depths[name][1]) + more > most:
-                detail = f"{depth:,} jobs wait in queue {name}, and it takes {most:,}."
+            if depths[name][1] + more > most:
+                # Not how many there are: that is for those who may see queues.
+                detail = f"There is no room in queue {name}, which takes {most:,} jobs."
                 raise Problem(429, "queue_full", detail, headers={"Retry-After": "5"})
         for name, more in jobs.items():
             counted_at, depth = depths[name]
