@@ -6,7 +6,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from django.core.cache import cache
 
@@ -49,13 +49,18 @@ def rate(name: str) -> None:
 
 
 # The walks end at the limit. Waiting jobs are in one index for all queues: of those the first so many are looked at.
-_DEPTH = """
-    SELECT (SELECT count(*) FROM (
-                SELECT FROM pgqueue_job WHERE state = 'queued' AND queue_name = %(queue)s
-                ORDER BY queue_name, priority DESC, run_after, id LIMIT %(most)s) AS ready)
-         + (SELECT count(*) FROM (
-                SELECT queue_name FROM pgqueue_job WHERE state IN ('scheduled', 'retrying')
-                ORDER BY run_after LIMIT %(most)s) AS waiting WHERE queue_name = %(queue)s)
+_DEPTHS = """
+    WITH waiting AS (
+        SELECT queue_name, count(*) AS jobs FROM (
+            SELECT queue_name FROM pgqueue_job WHERE state IN ('scheduled', 'retrying')
+            ORDER BY run_after LIMIT %(most)s) AS first
+        WHERE queue_name = ANY(%(queues)s) GROUP BY queue_name)
+    SELECT told.queue_name, ready.jobs + COALESCE(waiting.jobs, 0)
+    FROM unnest(%(queues)s::text[]) AS told(queue_name) CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM pgqueue_job WHERE state = 'queued' AND queue_name = told.queue_name
+            ORDER BY queue_name, priority DESC, run_after, id LIMIT %(most)s) AS first) AS ready
+    LEFT JOIN waiting ON waiting.queue_name = told.queue_name
 """
 
 
@@ -67,7 +72,7 @@ def take(using: str, jobs: Mapping[str, int]) -> None:
     most = conf.current().API_MAX_QUEUE_DEPTH
     if most is None:
         return
-    counted = {name: _counted(using, name, most) for name in jobs}
+    counted = _counted(using, jobs, most)
     with _lock:
         depths = {name: _depths.get((using, name), counted[name]) for name in jobs}
         for name, more in jobs.items():
@@ -88,28 +93,36 @@ def give_back(using: str, jobs: Mapping[str, int]) -> None:
                 _depths[using, name] = found[0], max(0, found[1] - less)
 
 
-def _counted(using: str, queue_name: str, most: int) -> tuple[float, int]:
-    """When the jobs of this queue were counted, and how many there are by that and by what was taken since."""
-    place, now = (using, queue_name), time.monotonic()
+def _counted(using: str, names: Iterable[str], most: int) -> dict[str, tuple[float, int]]:
+    """When the jobs of each queue were counted, and how many there are by that and by what was taken since."""
+    found: dict[str, tuple[float, int]] = {}
+    old: dict[str, tuple[float, int] | None] = {}
+    now = time.monotonic()
     with _lock:
-        before = _depths.get(place)
-        if before is not None:
-            if now < before[0] + COUNTED_SECONDS:
-                return before
-            _depths[place] = now, before[1]  # others go by that meanwhile, instead of all counting at once
+        for name in names:
+            known = _depths.get((using, name))
+            if known is not None and now < known[0] + COUNTED_SECONDS:
+                found[name] = known
+                continue
+            old[name] = known
+            if known is not None:
+                _depths[using, name] = now, known[1]  # others go by that meanwhile, instead of all counting at once
+    if not old:
+        return found
     with index_walks(using) as cursor:
-        cursor.execute(_DEPTH, {"queue": queue_name, "most": most})
-        (depth,) = cursor.fetchone()
+        cursor.execute(_DEPTHS, {"queues": list(old), "most": most})
+        depths = dict(cursor.fetchall())
     with _lock:
-        meanwhile = _depths.get(place)
-        if meanwhile is not None and before is None:
-            return meanwhile  # somebody was first, and others have taken room by his count
-        if meanwhile is not None and before is not None:
-            depth += max(0, meanwhile[1] - before[1])
         if len(_depths) >= _QUEUES:
             _depths.clear()
-        _depths[place] = now, depth
-        return _depths[place]
+        for name, known in old.items():
+            meanwhile = _depths.get((using, name))
+            if meanwhile is not None and known is None:
+                found[name] = meanwhile  # somebody was first, and others have taken room by his count
+                continue
+            taken = 0 if meanwhile is None or known is None else max(0, meanwhile[1] - known[1])
+            found[name] = _depths[using, name] = now, depths[name] + taken
+    return found
 
 
 def forget() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from django.core.cache import cache
-from django.db import connections
+from django.db import connection, connections
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from verbs import rows
 from verbs.rows import DB, GRACE, claim_one, make_job, seconds_from_now
@@ -703,6 +704,24 @@ def test_a_full_queue_takes_no_more_and_others_do(settings: Any, api: Api, state
     assert api.post("jobs", {**CHARGE, "queue_name": "other"}).status_code == 201
     limits.forget()
     assert api.post("jobs", CHARGE).status_code == 429
+
+
+def test_the_queues_of_a_batch_are_counted_in_one_statement(settings: Any, api: Api) -> None:
+    """Each of its own walked along all that waits: a batch for a thousand queues cost seconds, and was a 503."""
+    settings.PGQUEUE = {"API_AUTH": [anybody], "API_MAX_QUEUE_DEPTH": 3}
+    make_job("scheduled", queue_name="q7")
+    for _ in range(2):
+        make_job("queued", queue_name="q8")
+    statements = []
+    for count in (2, 1000):
+        limits.forget()
+        jobs = [{**CHARGE, "queue_name": f"other{count}-{number}"} for number in range(count - 2)]
+        with CaptureQueriesContext(connection) as captured:
+            answered = api.post("jobs:batch", {"jobs": [*jobs, *({**CHARGE, "queue_name": f"q{n}"} for n in (7, 8))]})
+        assert answered.status_code == (201 if count == 2 else 429)
+        statements.append(sum("LIMIT 3" in one["sql"] for one in captured))
+    assert statements == [1, 1]
+    assert "q8" in answered.json()["detail"]  # q7 has room for one
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------
