@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.db import InterfaceError, connections, transaction
@@ -48,21 +48,22 @@ class _Limit:
         def connect_in_time() -> None:
             if self.is_over or time.monotonic() > self.ends_at - CONNECT_SECONDS:
                 raise InterfaceError("the time for this request is over")
-            with _hurried(wrapper):
+            with _hurried(wrapper, self):
                 connect()
-            self._watch(wrapper)
+            self.watch(wrapper.connection)
 
         wrapper.connect = connect_in_time  # type: ignore[method-assign]
         self._wrappers.append((wrapper, own))
         if wrapper.connection is not None:
-            self._watch(wrapper)
+            self.watch(wrapper.connection)
 
-    def _watch(self, wrapper: BaseDatabaseWrapper) -> None:
-        if wrapper.connection.closed:  # Django finds that out by itself
+    def watch(self, connection: Any) -> None:
+        """``connection`` is psycopg's."""
+        if connection.closed:  # Django finds that out by itself
             return
         with self._lock:
             # A second handle of the same socket; its family does not matter for a shutdown.
-            wire = socket.fromfd(wrapper.connection.pgconn.socket, socket.AF_INET, socket.SOCK_STREAM)
+            wire = socket.fromfd(connection.pgconn.socket, socket.AF_INET, socket.SOCK_STREAM)
             self._wires.append(wire)
             if self.is_over:
                 _shut(wire)
@@ -94,13 +95,14 @@ def _shut(wire: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def _hurried(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+def _hurried(wrapper: BaseDatabaseWrapper, limit: _Limit) -> Iterator[None]:
     """What ``wrapper`` connects in here it does in ``CONNECT_SECONDS``, also from a pool."""
     settings = wrapper.settings_dict
-    wrapper.settings_dict = {**settings, "OPTIONS": {**settings["OPTIONS"], "connect_timeout": CONNECT_SECONDS}}
+    # Before the settings are others: it may be made here, and is the whole process's.
     pool: Any = getattr(wrapper, "pool", None)
+    wrapper.settings_dict = {**settings, "OPTIONS": {**settings["OPTIONS"], "connect_timeout": CONNECT_SECONDS}}
     if pool is not None:
-        wrapper._connection_pools = {wrapper.alias: _Hurried(pool)}  # type: ignore[attr-defined]
+        wrapper._connection_pools = {wrapper.alias: _Hurried(pool, limit)}  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -112,21 +114,54 @@ def _hurried(wrapper: BaseDatabaseWrapper) -> Iterator[None]:
 class _Hurried:
     """A pool that Django asks for a connection without saying how long it would wait."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, limit: _Limit) -> None:
         self._pool = pool
+        self._limit = limit
 
     def open(self) -> None:
         self._pool.open()
 
     def getconn(self) -> Any:
-        return self._pool.getconn(timeout=CONNECT_SECONDS)
+        # With CONN_HEALTH_CHECKS the pool asks a connection whether it is alive before it gives it away: on this
+        # thread, with no end, and nobody else knows the connection yet.
+        check = getattr(self._pool, "_check", None)
+        if check is not None and not isinstance(check, _Check):
+            self._pool._check = _Check(check)
+        _getting.limit = self._limit
+        try:
+            return self._pool.getconn(timeout=CONNECT_SECONDS)
+        finally:
+            del _getting.limit
+
+
+_getting = threading.local()
+"""Has the ``limit`` of a thread that is waiting for its pool."""
+
+
+class _Check:
+    """A pool's own check of a connection, which is then within the limit of the thread that makes it, if it has one."""
+
+    def __init__(self, check: Callable[[Any], None]) -> None:
+        self._check = check
+
+    def __call__(self, connection: Any) -> None:
+        limit: _Limit | None = getattr(_getting, "limit", None)
+        if limit is not None:
+            limit.watch(connection)
+        self._check(connection)
 
 
 @contextlib.contextmanager
 def patient(using: str) -> Iterator[None]:
-    """A transaction that waits ``LOCK_SECONDS`` for what others hold, and then fails, on the server as well."""
+    """A transaction that waits ``LOCK_SECONDS`` for what others hold, and then fails, on the server as well.
+
+    READ COMMITTED, whatever the project sets: above it, who has waited fails by what the other did.
+    """
+    is_ours = connections[using].get_autocommit()
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
+            if is_ours:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             cursor.execute("SELECT set_config('lock_timeout', %s, true)", [f"{LOCK_SECONDS}s"])
         yield
 
@@ -162,13 +197,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def limit() -> Iterator[None]:
-    """Within it, this thread waits for its databases ``SECONDS`` at the most, all of them together."""
+    """Within it, this thread waits for its databases ``SECONDS`` at the most, all of them together.
+
+    Raises InterfaceError where no thread can be started that would look after it.
+    """
     global _watcher
     one = _Limit()
     with _changed:
         if _watcher is None:
-            _watcher = threading.Thread(target=_look, name="pgqueue-deadline", daemon=True)
-            _watcher.start()
+            watcher = threading.Thread(target=_look, name="pgqueue-deadline", daemon=True)
+            try:
+                watcher.start()
+            except RuntimeError as error:  # no thread can be had just now: the next request tries again
+                raise InterfaceError(str(error)) from error
+            _watcher = watcher
         if not _running:
             _changed.notify()
         _running[one] = None

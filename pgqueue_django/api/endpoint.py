@@ -91,9 +91,13 @@ def open_to_the_api(view: Callable[..., Any]) -> Callable[..., Any]:
 def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], *, again: bool = False) -> HttpResponse:
     """What one request is answered with, whatever happens. ``again``: it has waited, and counts once."""
     try:
-        response = _answer(request, methods, captured, again)
+        return _for_one(_answer(request, methods, captured, again))
     except Exception as error:
-        response = refusal(request, error)
+        return refusal(request, error)
+
+
+def _for_one(response: HttpResponse) -> HttpResponse:
+    """It is kept by nobody who would give it to others."""
     if not response.has_header("Cache-Control"):
         add_never_cache_headers(response)
     patch_vary_headers(response, ["Authorization", "Cookie"])
@@ -130,22 +134,26 @@ def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any],
 
 def refusal(request: HttpRequest, error: Exception) -> HttpResponse:
     """The problem document of whatever went wrong."""
+    return _for_one(_problem(request, error).response())
+
+
+def _problem(request: HttpRequest, error: Exception) -> Problem:
     if isinstance(error, Problem):
-        return error.response()
+        return error
     if isinstance(error, PermissionDenied):
-        return Problem(403, "forbidden", f"{error}" or "You may not.").response()
+        return Problem(403, "forbidden", f"{error}" or "You may not.")
     if isinstance(error, RequestDataTooBig):
-        return Problem(413, "too_large", f"{error}").response()
+        return Problem(413, "too_large", f"{error}")
     if isinstance(error, SuspiciousOperation):
-        return Problem(400, "refused", "The request was refused.").response()
+        return Problem(400, "refused", "The request was refused.")
     if isinstance(error, Unanswered | OperationalError | InterfaceError) or (
         isinstance(error, DatabaseError) and is_broken(error)
     ):
         logger.warning("api: %s %s: %s", request.method, request.path, first_line(error))
         detail = "The database did not answer in time. What was asked for may have been done."
-        return Problem(503, "unavailable", detail, headers={"Retry-After": "5"}).response()
+        return Problem(503, "unavailable", detail, headers={"Retry-After": "5"})
     logger.error("api: %s %s", request.method, request.path, exc_info=error)
-    return Problem(500, "error", "Something is wrong here; the log of the server says what.").response()
+    return Problem(500, "error", "Something is wrong here; the log of the server says what.")
 
 
 def reply(

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from django.apps import apps
 from django.db import router
 from django.utils.module_loading import module_has_submodule
 
-from pgqueue_django import options, transitions
+from pgqueue_django import options, results, transitions
 from pgqueue_django.deadline import patient
 from pgqueue_django.exceptions import InvalidOption, InvalidPayload, TaskNotFound
 from pgqueue_django.models import Job
@@ -59,16 +61,31 @@ def discover() -> None:
         _is_discovered = True
 
 
+def declared(path: str) -> Task[Any, Any] | None:
+    """The task that the project's code has declared at this path; nothing is imported for it."""
+    # A module that failed half-way has declared some, and is not there: to resolve one would run it again.
+    if path not in options.declared or path.rpartition(".")[0] not in sys.modules:
+        return None
+    try:
+        return resolve(path)
+    except TaskNotFound:
+        return None
+
+
 def exposed(path: object) -> Task[Any, Any] | None:
     """The task at this path, if it is open to clients."""
     discover()
-    if not isinstance(path, str) or path not in options.declared:
-        return None
-    try:
-        found = resolve(path)
-    except TaskNotFound:
-        return None
-    return found if found.api else None
+    found = declared(path) if isinstance(path, str) else None
+    return found if found is not None and is_open(found) else None
+
+
+def is_open(task: Task[Any, Any]) -> bool:
+    """Whether clients may enqueue it: it says so, and its jobs are where the API looks for them.
+
+    The id of a job in another database is here that of somebody else's.
+    """
+    there = task.using_database if task.origin is None else results.database_of(task.origin.get_backend())
+    return task.api and there == router.db_for_write(Job)
 
 
 class Wish(NamedTuple):
@@ -154,20 +171,46 @@ class Made(NamedTuple):
 def make(wishes: Sequence[Wish], columns: Sequence[str]) -> list[Made]:
     """All of them, or none. Raises Problem: 422 where a key stands for other content, 429 where a queue is full."""
     database = router.db_for_write(Job)
-    keyed = any(wish.call.job.idempotency_key is not None for wish in wishes)
-    depths: dict[str, int] = {}
-    for wish in wishes:
-        depths[wish.call.job.queue_name] = depths.get(wish.call.job.queue_name, 0) + 1
-    for queue_name, jobs in depths.items():
-        limits.room(database, queue_name, jobs)
-    if len(wishes) == 1 and not keyed:  # one statement, without BEGIN and COMMIT
+    taken = _take(database, wishes)
+    made: list[Enqueued] = []
+    try:
+        made = _make(database, wishes)
+    finally:
+        created = (wish for wish, one in zip(wishes, made, strict=False) if one.created)
+        limits.give_back(database, taken - _by_queue(created))
+    return _read(database, made, columns)
+
+
+def _make(database: str, wishes: Sequence[Wish]) -> list[Enqueued]:
+    if len(wishes) == 1 and wishes[0].call.job.idempotency_key is None:  # one statement, without BEGIN and COMMIT
         call = wishes[0].call
-        return _read(database, [transitions.enqueue(call.database, call.job)], columns)
+        return [transitions.enqueue(call.database, call.job)]
     with patient(database):
         enqueued = enqueue_many([wish.call for wish in wishes])
         if errors := list(_reused(database, wishes, enqueued)):
             raise Problem(422, "idempotency_key_reused", "The key is that of a job with other content.", errors=errors)
-    return _read(database, enqueued, columns)
+    return enqueued
+
+
+def _take(database: str, wishes: Sequence[Wish]) -> Counter[str]:
+    """The room that they need, taken. Raises Problem: 429. What repeats a job needs none: who repeats is answered."""
+    needed = _by_queue(wishes)
+    try:
+        limits.take(database, needed)
+    except Problem:
+        keys = {(wish.call.job.task, wish.call.job.idempotency_key) for wish in wishes}
+        named = {"task__in": {task for task, _ in keys}, "idempotency_key__in": {key for _, key in keys if key}}
+        there = keys & set(Job.objects.using(database).filter(**named).values_list("task", "idempotency_key"))
+        if not there:
+            raise
+        new = (wish for wish in wishes if (wish.call.job.task, wish.call.job.idempotency_key) not in there)
+        needed = _by_queue(new)
+        limits.take(database, needed)
+    return needed
+
+
+def _by_queue(wishes: Iterable[Wish]) -> Counter[str]:
+    return Counter(wish.call.job.queue_name for wish in wishes)
 
 
 def _read(database: str, enqueued: Sequence[Enqueued], columns: Sequence[str]) -> list[Made]:
@@ -192,7 +235,8 @@ def _reused(database: str, wishes: Sequence[Wish], enqueued: Sequence[Enqueued])
             for mine, theirs in ((job.args, row["args"]), (job.kwargs, row["kwargs"]))
         )
         if not same:
-            yield Wrong(f"{wish.at}/idempotency_key", "reused", f"Job {id} has it, with other content.")
+            # Not which: who may enqueue need not learn of the jobs of others.
+            yield Wrong(f"{wish.at}/idempotency_key", "reused", "Another job has it, with other content.")
 
 
 def _sorted(value: Any) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import threading
 import time
+from collections.abc import Iterable, Mapping
 
 from django.core.cache import cache
 
@@ -48,37 +49,80 @@ def rate(name: str) -> None:
 
 
 # The walks end at the limit. Waiting jobs are in one index for all queues: of those the first so many are looked at.
-_DEPTH = """
-    SELECT (SELECT count(*) FROM (
-                SELECT FROM pgqueue_job WHERE state = 'queued' AND queue_name = %(queue)s
-                ORDER BY queue_name, priority DESC, run_after, id LIMIT %(most)s) AS ready)
-         + (SELECT count(*) FROM (
-                SELECT queue_name FROM pgqueue_job WHERE state IN ('scheduled', 'retrying')
-                ORDER BY run_after LIMIT %(most)s) AS waiting WHERE queue_name = %(queue)s)
+_DEPTHS = """
+    WITH waiting AS (
+        SELECT queue_name, count(*) AS jobs FROM (
+            SELECT queue_name FROM pgqueue_job WHERE state IN ('scheduled', 'retrying')
+            ORDER BY run_after LIMIT %(most)s) AS first
+        WHERE queue_name = ANY(%(queues)s) GROUP BY queue_name)
+    SELECT told.queue_name, ready.jobs + COALESCE(waiting.jobs, 0)
+    FROM unnest(%(queues)s::text[]) AS told(queue_name) CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT FROM pgqueue_job WHERE state = 'queued' AND queue_name = told.queue_name
+            ORDER BY queue_name, priority DESC, run_after, id LIMIT %(most)s) AS first) AS ready
+    LEFT JOIN waiting ON waiting.queue_name = told.queue_name
 """
 
 
-def room(using: str, queue_name: str, jobs: int) -> None:
-    """Raises Problem when ``API_MAX_QUEUE_DEPTH`` leaves no room for so many jobs more in this queue."""
+def take(using: str, jobs: Mapping[str, int]) -> None:
+    """Room for so many jobs more in each of these queues, or raises Problem where ``API_MAX_QUEUE_DEPTH`` leaves none.
+
+    What is then not made is to be given back.
+    """
     most = conf.current().API_MAX_QUEUE_DEPTH
     if most is None:
         return
-    place = using, queue_name
-    counted = _depths.get(place)
-    if counted is None or time.monotonic() >= counted[0] + COUNTED_SECONDS:
-        with index_walks(using) as cursor:
-            cursor.execute(_DEPTH, {"queue": queue_name, "most": most})
-            counted = time.monotonic(), cursor.fetchone()[0]
-        with _lock:
-            if len(_depths) >= _QUEUES:
-                _depths.clear()
-            _depths[place] = counted
+    counted = _counted(using, jobs, most)
     with _lock:
-        counted_at, depth = _depths.get(place, counted)
-        if depth + jobs > most:
-            detail = f"{depth:,} jobs wait in queue {queue_name}, and it takes {most:,}."
-            raise Problem(429, "queue_full", detail, headers={"Retry-After": "5"})
-        _depths[place] = counted_at, depth + jobs
+        depths = {name: _depths.get((using, name), counted[name]) for name in jobs}
+        for name, more in jobs.items():
+            if depths[name][1] + more > most:
+                # Not how many there are: that is for those who may see queues.
+                detail = f"There is no room in queue {name}, which takes {most:,} jobs."
+                raise Problem(429, "queue_full", detail, headers={"Retry-After": "5"})
+        for name, more in jobs.items():
+            counted_at, depth = depths[name]
+            _depths[using, name] = counted_at, depth + more
+
+
+def give_back(using: str, jobs: Mapping[str, int]) -> None:
+    """Of the room that was taken, so much was not needed."""
+    with _lock:
+        for name, less in jobs.items():
+            if (found := _depths.get((using, name))) is not None:
+                _depths[using, name] = found[0], max(0, found[1] - less)
+
+
+def _counted(using: str, names: Iterable[str], most: int) -> dict[str, tuple[float, int]]:
+    """When the jobs of each queue were counted, and how many there are by that and by what was taken since."""
+    found: dict[str, tuple[float, int]] = {}
+    old: dict[str, tuple[float, int] | None] = {}
+    now = time.monotonic()
+    with _lock:
+        for name in names:
+            known = _depths.get((using, name))
+            if known is not None and now < known[0] + COUNTED_SECONDS:
+                found[name] = known
+                continue
+            old[name] = known
+            if known is not None:
+                _depths[using, name] = now, known[1]  # others go by that meanwhile, instead of all counting at once
+    if not old:
+        return found
+    with index_walks(using) as cursor:
+        cursor.execute(_DEPTHS, {"queues": list(old), "most": most})
+        depths = dict(cursor.fetchall())
+    with _lock:
+        if len(_depths) >= _QUEUES:
+            _depths.clear()
+        for name, known in old.items():
+            meanwhile = _depths.get((using, name))
+            if meanwhile is not None and known is None:
+                found[name] = meanwhile  # somebody was first, and others have taken room by his count
+                continue
+            taken = 0 if meanwhile is None or known is None else max(0, meanwhile[1] - known[1])
+            found[name] = _depths[using, name] = now, depths[name] + taken
+    return found
 
 
 def forget() -> None:

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from django.core.handlers.wsgi import WSGIRequest
@@ -24,6 +25,8 @@ from .errors import Problem, Wrong, invalid, pointer
 
 MAX_BYTES = 1024 * 1024
 MAX_DEPTH = 64
+MAX_ERRORS = 100
+"""How much of what is wrong with a body is told."""
 _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,6})\d*)?(?:([Zz])|([+-]\d\d:\d\d))", re.ASCII)
 
 
@@ -111,11 +114,10 @@ def _depth(value: Any) -> int:
 
 
 def unknown(given: Mapping[str, Any], known: Collection[str], at: str = "") -> Iterator[Wrong]:
-    """The fields of an object that it does not have."""
-    for name in given:
-        if name not in known:
-            message = f"There is no such field; there are {', '.join(known)}."
-            yield Wrong(at + pointer(payload.storable_text(name, 100)), "unknown", message)
+    """The fields of an object that it does not have; the first ``MAX_ERRORS``, since a body has room for 100,000."""
+    message = f"There is no such field; there are {', '.join(known)}."
+    for name in islice((name for name in given if name not in known), MAX_ERRORS):
+        yield Wrong(at + pointer(payload.storable_text(name, 100)), "unknown", message)
 
 
 def moment(value: object) -> datetime | None:

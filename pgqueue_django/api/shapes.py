@@ -37,7 +37,7 @@ def moment(value: datetime | None) -> str | None:
     """``2026-11-30T12:00:00.000000Z``"""
     if value is None:
         return None
-    aware = timezone.make_aware(value) if timezone.is_naive(value) else value
+    aware = timezone.make_aware(value, timezone.get_default_timezone()) if timezone.is_naive(value) else value
     return aware.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 

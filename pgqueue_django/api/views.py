@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -19,19 +19,17 @@ from django.db import connections, router
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
-from django.utils.timezone import now
 
 from pgqueue_django import answers, queues, transitions
 from pgqueue_django.deadline import patient
-from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
 from pgqueue_django.options import QUEUE_NAME
 from pgqueue_django.snapshot import index_walks
 from pgqueue_django.states import FINISHED, State
-from pgqueue_django.tasks import declared_tasks, resolve
+from pgqueue_django.tasks import declared_tasks
 
 from . import cursors, enqueueing, listing, reading, shapes
-from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, reply
+from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, refusal, reply
 from .errors import Problem, Wrong, invalid, pointer
 from .waiting import MAX_SECONDS, waiting
 
@@ -57,7 +55,7 @@ def enqueue(asked: Asked) -> HttpResponse:
     reading.query(asked.request, ())
     wish = enqueueing.read(asked.body())
     (made,) = enqueueing.make([wish], shapes.DETAIL)
-    _log(asked, "enqueued", made.enqueued.id)
+    _log_enqueued(asked, [made])
     shown: dict[str, Any] = _enqueued(asked, made)
     if made.row is not None and asked.actor.may("view_job"):
         shown |= shapes.job(asked.request, asked.actor, made.row)
@@ -80,14 +78,16 @@ def enqueue_batch(asked: Asked) -> HttpResponse:
         raise invalid(errors)
     wishes = []
     for place, given in enumerate(jobs):
+        if len(errors) >= reading.MAX_ERRORS:
+            break
         try:
             wishes.append(enqueueing.read(given, pointer("jobs", place)))
         except Problem as problem:
             errors += problem.errors
     if errors:
-        raise invalid(errors[:100])
+        raise invalid(errors[: reading.MAX_ERRORS])
     made = enqueueing.make(wishes, ("id", "state"))
-    _log(asked, "enqueued", *(one.enqueued.id for one in made))
+    _log_enqueued(asked, made)
     created = any(one.enqueued.created for one in made)
     return reply({"jobs": [_enqueued(asked, one) for one in made]}, 201 if created else 200)
 
@@ -187,9 +187,12 @@ async def job(request: HttpRequest, id: str) -> HttpResponse:
 
     response = await sync_to_async(_answered)(request, look, id)
     if seconds:
-        await waiting.until_finished(int(id), seconds)
-        async with waiting.turn():
-            response = await sync_to_async(_answered)(request, show_job, id, again=True)
+        try:
+            await waiting.until_finished(int(id), seconds)
+            async with waiting.turn():
+                response = await sync_to_async(_answered)(request, show_job, id, again=True)
+        except answers.Unanswered as error:
+            response = refusal(request, error)
     return response
 
 
@@ -261,7 +264,7 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
         errors.append(Wrong("/reason", "type", "It is a text of at most 200 characters."))
     if body.get("resume_at") is not None:
         until = reading.moment(body["resume_at"])
-        if until is None or not now() < until < MOMENTS[1]:
+        if until is None or not datetime.now(UTC) < until < MOMENTS[1]:
             message = "Give a moment ahead, with its offset from UTC, such as 2027-01-31T12:00:00Z."
             errors.append(Wrong("/resume_at", "option", message))
         elif seconds is not None:
@@ -347,11 +350,8 @@ def list_tasks(asked: Asked) -> HttpResponse:
     enqueueing.discover()
     shown = []
     for path in declared_tasks():
-        try:
-            found = resolve(path)
-        except TaskNotFound:
-            continue
-        if found.api or asked.actor.may("view_job"):
+        found = enqueueing.declared(path)
+        if found is not None and (enqueueing.is_open(found) or asked.actor.may("view_job")):
             shown.append(shapes.task(found))
     return reply({"tasks": shown})
 
@@ -368,6 +368,12 @@ def show_openapi(asked: Asked) -> HttpResponse:
 def _openapi() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path(__file__).with_name("openapi.json").read_text("utf-8"))
     return found
+
+
+def _log_enqueued(asked: Asked, made: Sequence[enqueueing.Made]) -> None:
+    for done, created in (("enqueued", True), ("repeated the enqueueing of", False)):
+        if ids := [one.enqueued.id for one in made if one.enqueued.created is created]:
+            _log(asked, done, *ids)
 
 
 def _log(asked: Asked, done: str, *ids: int) -> None:

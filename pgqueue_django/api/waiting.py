@@ -13,10 +13,12 @@ import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator
 from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, InterfaceError, router
 
+from pgqueue_django.answers import Unanswered
 from pgqueue_django.models import Job
 from pgqueue_django.states import FINISHED
 from pgqueue_django.worker.connections import Backoff, Grumbler, drop, own_connection
@@ -28,6 +30,8 @@ MAX_WAITING = 1_000
 MAX_SECONDS = 25
 MAX_TURNS = 8
 """Of those whose wait is over, so many look at their job at the same time."""
+TURN_SECONDS = 4.5
+"""So long one waits for his turn at the most."""
 POLL_SECONDS = 0.1
 _IDLE_SECONDS = 5.0
 
@@ -48,12 +52,28 @@ class Waiting:
     def count(self) -> int:
         return self._count
 
-    def turn(self) -> asyncio.Semaphore:
-        """``async with`` it, who has waited looks at his job."""
-        return self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_TURNS))
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Within it, who has waited looks at his job. Raises Unanswered when those before him take too long.
+
+        While the database is frozen each of them takes as long as he may: a thousand would be minutes.
+        """
+        turns = self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_TURNS))
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await turns.acquire()
+        except TimeoutError as error:
+            raise Unanswered("those who waited for their jobs before are not answered yet") from error
+        try:
+            yield
+        finally:
+            turns.release()
 
     async def until_finished(self, job_id: int, seconds: float) -> None:
-        """Returns when the job has ended or is gone, when the time is over, or at once if too many wait already."""
+        """Returns when the job has ended or is gone, when the time is over, or at once if too many wait already.
+
+        Raises Unanswered where nobody can be started who would ask.
+        """
         waiter: _Waiter = asyncio.get_running_loop().create_future()
         if not self._add(job_id, waiter):
             return
@@ -67,11 +87,14 @@ class Waiting:
         with self._changed:
             if self._count >= MAX_WAITING:
                 return False
-            self._waiters[job_id].add(waiter)
-            self._count += 1
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._poll, name="pgqueue-waiting", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # no thread can be had just now
+                    raise Unanswered(str(error)) from error
+            self._waiters[job_id].add(waiter)
+            self._count += 1
             self._changed.notify()
         return True
 

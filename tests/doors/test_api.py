@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -14,12 +16,14 @@ import pytest
 from django.core.cache import cache
 from django.db import connection, connections
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from verbs import rows
 from verbs.rows import DB, GRACE, claim_one, make_job, seconds_from_now
 
-from pgqueue_django import options, queues, transitions
+from pgqueue_django import options, queues, tasks, transitions
 from pgqueue_django.access import Actor
 from pgqueue_django.api import endpoint, enqueueing, limits, reading
 from pgqueue_django.conf import RIGHTS
@@ -151,6 +155,7 @@ def test_the_same_key_with_other_content_is_refused(api: Api, change: dict[str, 
     assert refused.status_code == 422
     assert refused.json()["code"] == "idempotency_key_reused"
     assert refused.json()["errors"][0]["pointer"] == "/idempotency_key"
+    assert not re.search(r"\d", refused.json()["errors"][0]["message"])  # which job it is: it may be another's
     assert Job.objects.count() == 1
 
 
@@ -207,6 +212,15 @@ def test_all_that_is_wrong_is_told_at_once(api: Api) -> None:
     assert set(found) == {"/priority", "/queue_name", "/args", "/typo"}
 
 
+def test_of_very_much_that_is_wrong_a_part_is_told(api: Api) -> None:
+    """Otherwise 0.9 MB of fields that do not exist are answered with 15 MB."""
+    typos = {f"typo-{n}": 1 for n in range(50_000)}
+    told = wrong(api.post("jobs", {**CHARGE, **typos}))
+    assert len(told) == reading.MAX_ERRORS
+    told = wrong(api.post("jobs:batch", {"jobs": [{**CHARGE, "typo": 1, "args": 5}] * 1000}))
+    assert len(told) == reading.MAX_ERRORS
+
+
 def test_arguments_that_the_task_annotates_are_checked_as_by_enqueue(api: Api) -> None:
     good = {"task": pack.path, "args": [[{"sku": "a", "quantity": 1}]]}
     assert set(wrong(api.post("jobs", {**good, "args": [[{"sku": "a", "quantity": "1"}]]}))) == {"/args/0/0/quantity"}
@@ -217,6 +231,24 @@ def test_a_task_that_is_not_open_is_answered_as_one_that_does_not_exist(api: Api
     assert api.post("jobs", {"task": closed.path}).content == api.post("jobs", {"task": "nothing.at.all"}).content
     assert api.post("jobs", {"task": "os.system", "args": ["true"]}).status_code == 422
     assert Job.objects.count() == 0
+
+
+@pytest.mark.parametrize("task", [charge, django_charge], ids=["ours", "djangos"])
+def test_a_task_whose_jobs_go_to_another_database_is_not_open(
+    api: Api, monkeypatch: pytest.MonkeyPatch, settings: Any, task: Any
+) -> None:
+    """Its id is there, and here it may be that of somebody else's job."""
+    monkeypatch.setitem(connections.settings, "elsewhere", connections.settings["default"])
+    path = task.path if task is charge else task.module_path
+    assert api.post("jobs", {"task": path, "args": [7]}).status_code == 201
+    if task is charge:
+        monkeypatch.setitem(tasks._known, path, charge.using(database="elsewhere"))
+    else:
+        backend = {**settings.TASKS["default"], "OPTIONS": {"database": "elsewhere"}}
+        settings.TASKS = {"default": backend}
+    Job.objects.all().delete()
+    assert set(wrong(api.post("jobs", {"task": path, "args": [7]}))) == {"/task"}
+    assert path not in [one["task"] for one in Api("enqueue_job").get("tasks").json()["tasks"]]
 
 
 def test_the_path_of_a_task_never_causes_an_import(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +265,25 @@ def test_the_path_of_a_task_never_causes_an_import(api: Api, tmp_path: Path, mon
         assert api.post("jobs", {"task": "bait_of_the_test.bait"}).status_code == 201
     finally:
         options.declared.pop("bait_of_the_test.bait")
+
+
+def test_a_module_that_failed_half_way_is_not_run_again_for_a_client(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands before the error has been declared, as a task that is open."""
+    ran, path = tmp_path / "ran", "half_of_the_test.bait"
+    text = f"from pgqueue_django import task\nopen({str(ran)!r}, 'a').write('.')\n@task(api=True)\ndef bait(): ...\n"
+    (tmp_path / "half_of_the_test.py").write_text(text + "1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        import_module("half_of_the_test")
+    try:
+        assert path in options.declared
+        assert set(wrong(api.post("jobs", {"task": path}))) == {"/task"}
+        assert path not in [one["task"] for one in api.get("tasks").json()["tasks"]]
+        assert ran.read_text() == "."
+    finally:
+        options.declared.pop(path)
 
 
 def test_a_task_of_djangos_own_is_open_by_its_job_options(api: Api) -> None:
@@ -577,6 +628,21 @@ def test_a_queue_is_paused_by_name_with_a_reason_and_goes_on(api: Api) -> None:
     assert api.post("queues/open/resume").status_code == 200
 
 
+def test_moments_are_the_same_where_the_project_has_no_time_zones(api: Api, settings: Any) -> None:
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    moment = "2099-01-01T12:00:00.000000Z"
+    assert api.post("queues/open/pause", {"resume_at": moment}).json()["resume_at"] == moment
+    assert list(wrong(api.post("queues/open/pause", {"resume_at": "2020-01-01T00:00:00Z"}))) == ["/resume_at"]
+    first, second = (api.post("jobs", {**CHARGE, "run_after": moment}).json() for _ in range(2))
+    assert first["run_after"] == moment
+    assert abs(datetime.fromisoformat(first["enqueued_at"]) - datetime.now(UTC)) < timedelta(seconds=GRACE)
+    page = api.get("jobs?state=scheduled&limit=1").json()
+    assert (page["jobs"][0]["id"], page["jobs"][0]["run_after"]) == (first["id"], moment)
+    assert [one["id"] for one in api.get(page["next"]).json()["jobs"]] == [second["id"]]
+    with timezone.override("Asia/Tokyo"):  # as a middleware may do for each user
+        assert api.get(f"jobs/{first['id']}").json()["run_after"] == moment
+
+
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [
@@ -588,6 +654,7 @@ def test_a_queue_is_paused_by_name_with_a_reason_and_goes_on(api: Api) -> None:
         ({"resume_at": "9500-01-01T00:00:00Z"}, "/resume_at"),
         ({"resume_at": "2099-01-01T00:00:00"}, "/resume_at"),
         ({"resume_after_seconds": 0}, "/resume_after_seconds"),
+        ({"resume_after_seconds": 1e-9}, "/resume_after_seconds"),
         ({"resume_after_seconds": 1e12}, "/resume_after_seconds"),
         ({"resume_after_seconds": True}, "/resume_after_seconds"),
         ({"resume_at": "2099-01-01T00:00:00Z", "resume_after_seconds": 5}, "/resume_after_seconds"),
@@ -674,7 +741,9 @@ def test_a_full_queue_takes_no_more_and_others_do(settings: Any, api: Api, state
         make_job(state, queue_name="open")
     make_job("succeeded", queue_name="open")
     assert api.post("jobs", CHARGE).status_code == 201
-    assert api.post("jobs:batch", {"jobs": [CHARGE, CHARGE]}).status_code == 429
+    too_many = api.post("jobs:batch", {"jobs": [CHARGE, CHARGE]})
+    assert too_many.status_code == 429
+    assert "3" not in too_many.json()["detail"]  # how many there are
     assert api.post("jobs", CHARGE).status_code == 201
     refused = api.post("jobs", CHARGE)
     assert refused.status_code == 429
@@ -683,6 +752,24 @@ def test_a_full_queue_takes_no_more_and_others_do(settings: Any, api: Api, state
     assert api.post("jobs", {**CHARGE, "queue_name": "other"}).status_code == 201
     limits.forget()
     assert api.post("jobs", CHARGE).status_code == 429
+
+
+def test_the_queues_of_a_batch_are_counted_in_one_statement(settings: Any, api: Api) -> None:
+    """Each of its own walked along all that waits: a batch for a thousand queues cost seconds, and was a 503."""
+    settings.PGQUEUE = {"API_AUTH": [anybody], "API_MAX_QUEUE_DEPTH": 3}
+    make_job("scheduled", queue_name="q7")
+    for _ in range(2):
+        make_job("queued", queue_name="q8")
+    statements = []
+    for count in (2, 1000):
+        limits.forget()
+        jobs = [{**CHARGE, "queue_name": f"other{count}-{number}"} for number in range(count - 2)]
+        with CaptureQueriesContext(connection) as captured:
+            answered = api.post("jobs:batch", {"jobs": [*jobs, *({**CHARGE, "queue_name": f"q{n}"} for n in (7, 8))]})
+        assert answered.status_code == (201 if count == 2 else 429)
+        statements.append(sum("LIMIT 3" in one["sql"] for one in captured))
+    assert statements == [1, 1]
+    assert "q8" in answered.json()["detail"]  # q7 has room for one
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------
@@ -719,3 +806,18 @@ def test_who_did_what_is_logged_and_no_arguments_are(api: Api, caplog: pytest.Lo
     assert f"api: tester enqueued #{id}" in caplog.text
     assert f"api: tester cancelled #{id}" in caplog.text
     assert "secret-of-the-test" not in caplog.text
+
+
+def test_a_repeat_is_not_logged_as_one_who_enqueued(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be somebody else's who has made the job."""
+    keyed = {**CHARGE, "idempotency_key": "a"}
+    with caplog.at_level(logging.INFO, "pgqueue_django"):
+        made = api.post("jobs", keyed).json()["id"]
+        api.post("jobs", keyed)
+        more = api.post("jobs:batch", {"jobs": [keyed, CHARGE]}).json()["jobs"][1]["id"]
+    assert [record.getMessage().rstrip() for record in caplog.records if record.name == "pgqueue_django"] == [
+        f"api: tester enqueued #{made}",
+        f"api: tester repeated the enqueueing of #{made}",
+        f"api: tester enqueued #{more}",
+        f"api: tester repeated the enqueueing of #{made}",
+    ]

@@ -63,6 +63,7 @@ CONNECTING: dict[str, Any] = {
     "checked": ({"CONN_MAX_AGE": None, "CONN_HEALTH_CHECKS": True}, {}),
     "new": ({"CONN_MAX_AGE": 0}, {}),
     "pool": ({"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False}, {"pool": {"min_size": 1, "max_size": 2}}),
+    "checked pool": ({"CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": True}, {"pool": {"min_size": 1, "max_size": 2}}),
 }
 JOB = {"task": "testproject.shop.tasks.count_stock"}
 

@@ -20,8 +20,9 @@ from django.test import Client
 from verbs import rows
 from verbs.rows import DB, GRACE, claim_one, make_job, wait_for
 
-from pgqueue_django import transitions
+from pgqueue_django import deadline, transitions
 from pgqueue_django.access import Actor
+from pgqueue_django.answers import Unanswered
 from pgqueue_django.api import reading, waiting
 from pgqueue_django.api.waiting import waiting as ours
 from pgqueue_django.conf import RIGHTS
@@ -207,6 +208,44 @@ def test_one_too_many_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         assert (await first)[1]["state"] == "cancelled"
 
     run(main)
+
+
+def test_who_waits_too_long_for_his_turn_is_told_so(monkeypatch: pytest.MonkeyPatch, second_connection: Any) -> None:
+    """While the database is frozen, each one before him takes as long as a request may."""
+    monkeypatch.setattr(waiting, "MAX_TURNS", 1)
+    monkeypatch.setattr(waiting, "TURN_SECONDS", 0.2)
+    job = make_job("queued")
+
+    async def main() -> tuple[int, dict[str, Any]]:
+        began = time.monotonic()
+        asked = [asyncio.ensure_future(ask(f"jobs/{job.pk}?wait=2")) for _ in range(2)]
+        await until(lambda: ours.count == 2)
+        with second_connection.transaction():
+            second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+            (told,), (looking,) = await asyncio.wait(asked, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            assert time.monotonic() - began < 2 + deadline.SECONDS  # or he had his turn after the other
+        assert (await looking)[0] == 200
+        return await told
+
+    status, problem = run(main)
+    assert (status, problem["code"]) == (503, "unavailable")
+
+
+def test_where_nobody_can_be_started_who_asks_nobody_waits() -> None:
+    usual = threading.stack_size(1 << 46)  # more than there is
+    try:
+        with pytest.raises(Unanswered, match="thread"):
+            asyncio.run(ours.until_finished(1, 25))
+    finally:
+        threading.stack_size(usual)
+
+
+def test_who_waits_is_counted_once(settings: Any) -> None:
+    cache.clear()
+    settings.PGQUEUE = {"API_AUTH": [everybody], "API_RATE": "1/h"}
+    job = make_job("queued")
+    assert run(lambda: ask(f"jobs/{job.pk}?wait=1"))[0] == 200
+    assert run(lambda: ask(f"jobs/{job.pk}?wait=1"))[0] == 429
 
 
 def test_a_client_that_has_gone_is_forgotten() -> None:

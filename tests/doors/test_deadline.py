@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from typing import Any
 
 import psutil
 import pytest
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import InterfaceError, OperationalError, connection, connections, transaction
 from machine.workers import database_url
 from verbs.rows import GRACE
 
@@ -77,6 +79,54 @@ def test_within_its_time_it_changes_nothing_and_leaves_nothing() -> None:
     assert "connect" not in vars(connection)
     assert psutil.Process().num_fds() == before
     assert deadline._running == {}
+
+
+def end_what_sleeps() -> None:
+    """The server does not know that it was cut off."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'SELECT pg_sleep%'"
+        )
+
+
+def test_a_pool_that_is_made_within_the_limit_is_the_projects_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody in the process connects by it from then on, with what the project has set."""
+    settings = connections.settings["default"]
+    options = {**settings["OPTIONS"], "pool": {"min_size": 1, "max_size": 2}}
+    changed = {**settings, "CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False, "OPTIONS": options}
+    monkeypatch.setitem(connections.settings, "default", changed)
+    kept: dict[str, Any] = {}
+
+    def ask() -> None:
+        with deadline.limit():
+            connection.ensure_connection()
+        kept.update(connection.pool.kwargs)  # type: ignore[attr-defined]
+        connection.close()
+        connection.close_pool()  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=ask)  # which has connections of its own
+    thread.start()
+    thread.join()
+    assert kept["dbname"] == settings["NAME"]
+    assert "connect_timeout" not in kept
+
+
+def test_a_process_that_can_start_no_thread_says_so_and_later_has_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "_watcher", None)
+    usual = threading.stack_size(1 << 46)  # more than there is
+    try:
+        with pytest.raises(InterfaceError, match="thread"), deadline.limit():
+            pytest.fail("nobody looks after it")
+    finally:
+        threading.stack_size(usual)
+    connection.ensure_connection()
+    monkeypatch.setattr(deadline, "SECONDS", 0.5)
+    began = time.monotonic()
+    with deadline.limit(), pytest.raises(OperationalError), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(30)")
+    assert time.monotonic() - began < 0.5 + GRACE
+    end_what_sleeps()
 
 
 FORK = """
