@@ -218,9 +218,6 @@ class Job(models.Model):
         null=True,
         db_comment="The same for errors that look alike: hash of the type, the place and the message without numbers",
     )
-    copy_of = models.BigIntegerField(
-        _("copy of"), null=True, db_comment="The job that a person made this one of, with other arguments"
-    )
     trace = models.JSONField(
         pgettext_lazy("queue", "trace"), null=True, db_comment="Trace context of who enqueued it, as W3C headers"
     )

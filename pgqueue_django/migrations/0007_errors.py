@@ -28,15 +28,6 @@ class Migration(migrations.Migration):
         ),
         migrations.AddField(
             model_name="job",
-            name="copy_of",
-            field=models.BigIntegerField(
-                db_comment="The job that a person made this one of, with other arguments",
-                null=True,
-                verbose_name="copy of",
-            ),
-        ),
-        migrations.AddField(
-            model_name="job",
             name="error_fingerprint",
             field=models.CharField(
                 db_comment="The same for errors that look alike: hash of the type, the place and the message without numbers",
