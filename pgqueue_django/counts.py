@@ -7,6 +7,7 @@ since vacuum takes nothing away behind one; whoever comes while another counts l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,13 +72,22 @@ def crowded(using: str) -> list[Crowd]:
     with _along_indexes(using, snapshot.MAX_SECONDS) as cursor:
         found = []
         for states in _CROWDS:
-            # In how many parts a reading goes through the ready jobs depends on their queues.
-            many = min(snapshot.FEW, snapshot.CAP) if State.QUEUED in states else snapshot.CAP
+            many = _least_unseen() if State.QUEUED in states else snapshot.CAP
             cursor.execute(_PROBE.format(where=_where(states)), [many])
             if cursor.fetchone()[0] >= many:
                 found.append(states)
         cursor.execute(_FORGET_FREE, [[str(state) for states in _CROWDS if states not in found for state in states]])
     return found
+
+
+def _least_unseen() -> int:
+    """With fewer ready jobs a reading sees them all.
+
+    It looks at ``FEW`` of each queue, and n queues with more share ``READY``: one of them has jobs that are not seen if
+    it has over READY / n, beside n - 1 with FEW each. That is the least where n is the root of READY / FEW.
+    """
+    few = min(snapshot.FEW, snapshot.CAP)
+    return min(snapshot.CAP, int(2 * math.sqrt(few * snapshot.READY)) - few)
 
 
 def take(using: str, crowds: Sequence[Crowd]) -> None:
