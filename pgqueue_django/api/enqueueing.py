@@ -21,7 +21,7 @@ from django.apps import apps
 from django.db import router
 from django.utils.module_loading import module_has_submodule
 
-from pgqueue_django import options, results, transitions
+from pgqueue_django import options, transitions
 from pgqueue_django.deadline import patient
 from pgqueue_django.exceptions import InvalidOption, InvalidPayload, TaskNotFound
 from pgqueue_django.models import Job
@@ -84,8 +84,15 @@ def is_open(task: Task[Any, Any]) -> bool:
 
     The id of a job in another database is here that of somebody else's.
     """
-    there = task.using_database if task.origin is None else results.database_of(task.origin.get_backend())
-    return task.api and there == router.db_for_write(Job)
+    return task.api and _database_of(task) == router.db_for_write(Job)
+
+
+def _database_of(task: Task[Any, Any]) -> str:
+    if task.origin is None:
+        return task.using_database
+    from pgqueue_django import results  # which needs the framework
+
+    return results.database_of(task.origin.get_backend())
 
 
 class Wish(NamedTuple):

@@ -24,6 +24,7 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 from verbs import rows
 
+import pgqueue_django
 from pgqueue_django import (
     Backoff,
     InvalidOption,
@@ -730,6 +731,37 @@ def test_without_the_framework_the_remedy_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "pgqueue_django.compat")
     with pytest.raises(ImproperlyConfigured, match=r"pgqueue-django\[backport\]"):
         import_string("pgqueue_django.compat.Task")
+
+
+_WITHOUT = """
+import sys
+sys.modules["django_tasks"] = None
+import django
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["django.contrib.admin", "django.contrib.auth", "django.contrib.contenttypes",
+                    "django.contrib.messages", "django.contrib.sessions", "pgqueue_django"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "nothing"}},
+)
+django.setup()
+from importlib import import_module
+for name in sys.argv[1:]:
+    import_module(f"pgqueue_django.{name}")
+"""
+
+
+def test_without_the_framework_everything_else_can_be_imported() -> None:
+    """On Django 5.2 without the backport: the URLs above all, which every page of the project needs."""
+    if django.VERSION >= (6, 0):
+        pytest.skip("Django has it")
+    root = Path(pgqueue_django.__file__).parent
+    found = (path.relative_to(root).with_suffix("") for path in root.rglob("*.py"))
+    names = {".".join(path.parts).removesuffix(".__init__") for path in found if "migrations" not in path.parts}
+    needs_it = {"compat", "results", "backend", "testing.backends", "__init__"}
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, *sorted(names - needs_it)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # -- signals ---------------------------------------------------------------------------------------------------
