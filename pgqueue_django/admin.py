@@ -327,7 +327,6 @@ class JobAdminMixin(_JobAdmin):
                 messages.ERROR,
             )
             return queryset.none(), False
-        state = request.GET.get(StateFilter.parameter_name)
         wanted = " AND ".join(condition.sql for condition in query.conditions) or "true"
         if query.ids is not None:
             walk, first = "SELECT job.id FROM pgqueue_job job WHERE job.id = ANY(%s::bigint[])", list(query.ids)
@@ -509,7 +508,7 @@ class JobAdminMixin(_JobAdmin):
 
         def requeue(using: str, ids: Collection[int]) -> set[int]:
             # One that somebody else has sent back meanwhile may have succeeded.
-            return transitions.requeue(using, ids, State.FAILED) | transitions.requeue(using, ids, State.DEAD)
+            return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
         self._move(request, "requeue", jobs, requeue)
 

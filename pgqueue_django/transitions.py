@@ -1071,10 +1071,11 @@ def _by_hand(
     ids: Collection[int],
     assignments: str,
     params: Sequence[Any] = (),
-    source: State | None = None,
+    source: State | Collection[State] | None = None,
 ) -> list[tuple[int, str, str, str]]:
     told = _bounded(ids)
-    sources = [state for state in _sources(verb) if source in (None, state)]
+    only = (source,) if isinstance(source, State) else source
+    sources = [state for state in _sources(verb) if only is None or state in only]
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_BY_HAND.format(assignments=assignments), [told, sources, *params])
         return [tuple(row) for row in cursor.fetchall()]
@@ -1106,11 +1107,11 @@ def cancel(using: str, ids: Collection[int], source: State | None = None) -> set
     return {row[0] for row in rows}
 
 
-def requeue(using: str, ids: Collection[int], source: State | None = None) -> set[int]:
+def requeue(using: str, ids: Collection[int], source: State | Collection[State] | None = None) -> set[int]:
     """failed, dead, cancelled, succeeded -> queued, or scheduled while ``run_after`` is ahead. By a person.
 
     Attempts start from 0; history and fencing token stay. Returns the ids that moved; at most ``BATCH`` ids.
-    ``source``: only what still is in that state.
+    ``source``: only what still is in that state, or in one of these.
     """
     rows = _by_hand(
         using,
