@@ -32,7 +32,7 @@ from django.contrib.admin.utils import quote, unquote
 from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied, SuspiciousOperation, ValidationError
 from django.core.paginator import InvalidPage
-from django.db import DataError, router, transaction
+from django.db import DataError, OperationalError, router, transaction
 from django.db.models import BooleanField, QuerySet
 from django.db.models.expressions import Combinable, RawSQL
 from django.db.models.functions import Now
@@ -46,6 +46,7 @@ from django.utils.safestring import SafeString
 from django.utils.timezone import is_aware, localtime, make_aware, now
 from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
+from psycopg.errors import QueryCanceled
 
 from . import failures, problems, queues, schedules, search, snapshot, transitions
 from .cron import Line
@@ -165,6 +166,12 @@ class JobChangeList(ChangeList):
             # Plain SQL can write json that no text can be made of.
             ids = []
             text = gettext("A job holds what cannot be compared; look for less of it.")
+            self.model_admin.message_user(request, text, messages.ERROR)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            ids = []
+            text = gettext("The database took too long. Choose a state, or name jobs by their numbers.")
             self.model_admin.message_user(request, text, messages.ERROR)
         paginator = self.model_admin.get_paginator(request, ids[:LISTED], self.list_per_page)  # type: ignore[arg-type]
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import psycopg
 import pytest
 from django.db import connection
 from django.test import Client
@@ -14,6 +16,7 @@ from verbs.rows import make_job
 
 from doors.conftest import analyze, fill
 from pgqueue_django import admin as job_admin
+from pgqueue_django import snapshot
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import DeadLettered, Failure, Kind
 
@@ -128,6 +131,16 @@ def test_json_that_plain_sql_wrote_is_no_500(root: Client) -> None:
     assert said(root, "args.a:x") == "A job holds what cannot be compared; look for less of it."
     assert found(root, f"id:{good.pk} args.a:x") == {good.pk}
     assert found(root, "args.0:5") == set()
+
+
+def test_one_that_takes_too_long_is_given_up_and_said(
+    root: Client, monkeypatch: pytest.MonkeyPatch, second_connection: psycopg.Connection[Any]
+) -> None:
+    monkeypatch.setattr(snapshot, "MAX_SECONDS", 0.2)
+    with second_connection.transaction(force_rollback=True):
+        second_connection.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        told = said(root, "error:boom")
+    assert told == "The database took too long. Choose a state, or name jobs by their numbers."
 
 
 @pytest.mark.parametrize("text", ["queue:q1", "args.a:1", "error:boom", "label:x task:shop.*", "id:1,2,3 queue:q1"])
