@@ -218,6 +218,9 @@ class Job(models.Model):
         null=True,
         db_comment="The same for errors that look alike: hash of the type, the place and the message without numbers",
     )
+    copy_of = models.BigIntegerField(
+        _("copy of"), null=True, db_comment="The job that it was made of with changed arguments; that may be gone"
+    )
     trace = models.JSONField(
         pgettext_lazy("queue", "trace"), null=True, db_comment="Trace context of who enqueued it, as W3C headers"
     )
@@ -235,6 +238,7 @@ class Job(models.Model):
             ("requeue_job", "Can send finished jobs back to their queue"),
             ("run_job_now", "Can run waiting jobs now"),
             ("cancel_job", "Can cancel jobs"),
+            ("copy_job", "Can enqueue copies of jobs with changed arguments"),
             ("pause_queue", "Can pause and resume queues"),
             ("view_dashboard", "Can view the dashboard and the metrics of the queue"),
         ]
@@ -275,6 +279,7 @@ class Job(models.Model):
                 condition=Q(state__in=[State.FAILED.value, State.DEAD.value]),
                 name="pgqueue_job_error",
             ),
+            models.Index(fields=["copy_of"], condition=Q(copy_of__isnull=False), name="pgqueue_job_copy"),
             models.Index(
                 fields=["prune_after"],
                 condition=Q(prune_after__isnull=False),
@@ -420,6 +425,43 @@ class Queue(models.Model):
         return self.name
 
 
+class AuditEntry(models.Model):
+    """One action of somebody who operates the queue: what, who, why, and how much it changed."""
+
+    id = models.BigAutoField(primary_key=True)
+    at = models.DateTimeField(pgettext_lazy("queue", "when"), db_default=Now(), db_comment="When it began")
+    actor = models.CharField(
+        pgettext_lazy("queue", "who"),
+        max_length=150,
+        db_comment="User name, token:NAME of the JSON API, or cli:USER@HOST; a text, so that it outlives the user",
+    )
+    action = models.CharField(
+        pgettext_lazy("queue", "action"), max_length=40, db_comment="requeue, cancel, pause, run_schedule, ..."
+    )
+    target = models.CharField(
+        pgettext_lazy("queue", "what"), max_length=500, db_comment="What was chosen: job 7, queue mail, or a filter"
+    )
+    reason = models.CharField(
+        pgettext_lazy("queue", "reason"), max_length=200, blank=True, db_default="", db_comment="Why, if it was said"
+    )
+    changed = models.BigIntegerField(pgettext_lazy("queue", "changed"), db_default=0, db_comment="Rows it changed")
+    skipped = models.BigIntegerField(
+        pgettext_lazy("queue", "skipped"), db_default=0, db_comment="Chosen ones that it left as they were"
+    )
+
+    objects: ClassVar[models.Manager[AuditEntry]] = PrimaryQuerySet.as_manager()
+
+    class Meta:
+        db_table = "pgqueue_audit"
+        verbose_name = _("audit entry")
+        verbose_name_plural = _("audit log")
+        default_permissions = ("view",)
+        indexes = [models.Index(fields=["at"], name="pgqueue_audit_at")]
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.action} {self.target}"
+
+
 class Count(models.Model):
     """How many jobs of one queue were in one state when all of them were last counted, of states with very many."""
 
@@ -527,6 +569,10 @@ class Schedule(models.Model):
         db_table = "pgqueue_schedule"
         verbose_name = pgettext_lazy("queue", "schedule")
         verbose_name_plural = pgettext_lazy("queue", "schedules")
+        permissions = [
+            ("run_schedule", "Can run schedules now"),
+            ("switch_schedule", "Can skip the next tick of schedules, disable and enable them"),
+        ]
         indexes = [
             models.Index(
                 fields=["next_at"], name="pgqueue_schedule_due", condition=Q(is_enabled=True, retired_at__isnull=True)

@@ -23,6 +23,7 @@ from verbs import rows
 from doors.conftest import analyze, fill, log_in, plan
 from pgqueue_django import admin as job_admin
 from pgqueue_django import transitions
+from pgqueue_django.admin import actions, listing
 from pgqueue_django.models import Job, Worker
 from pgqueue_django.outcomes import DeadLettered, Failure, Kind
 from pgqueue_django.states import FINISHED, TRANSITIONS, State
@@ -204,13 +205,13 @@ def test_the_message_counts_what_was_skipped_and_why(browser: Browser) -> None:
 
 def test_what_is_gone_is_said_to_be_gone(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     job = rows.make_job("dead")
-    real = job_admin._VERBS["requeue"]
+    real = actions.VERBS["requeue"]
 
     def pruned_meanwhile(using: str, ids: Any) -> set[int]:
         transitions.delete(using, ids)
         return real.move(using, ids)
 
-    monkeypatch.setitem(job_admin._VERBS, "requeue", dataclasses.replace(real, move=pruned_meanwhile))
+    monkeypatch.setitem(actions.VERBS, "requeue", dataclasses.replace(real, move=pruned_meanwhile))
     assert said(act(browser(superuser=True), "requeue_jobs", job)) == "0 requeued, 1 skipped: it is gone."
 
 
@@ -225,7 +226,7 @@ def test_each_moved_job_has_a_log_entry_of_who_did_it(person: Callable[..., User
 
 def test_all_across_pages_are_moved_in_steps_and_bounded(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(dead=2_500)
-    monkeypatch.setattr(job_admin, "LISTED", 2_200)
+    monkeypatch.setattr(listing, "LISTED", 2_200)
     answer = act(browser(superuser=True), "requeue_jobs", Job.objects.latest("id"), select_across="1")
     assert Job.objects.filter(state="queued").count() == 2_200
     assert said(answer).startswith("2200 requeued.")
@@ -413,7 +414,7 @@ def test_the_filter_finds_its_state_newest_first(state: State, browser: Browser)
 def test_a_few_jobs_of_an_indexed_state_are_found_behind_many_others(
     state: State, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_admin, "LISTED", 50)
+    monkeypatch.setattr(listing, "LISTED", 50)
     fill(**{state: 3})
     fill(succeeded=200)
     assert len(listed(browser("view_job"), state=state)) == 3
@@ -432,7 +433,7 @@ def test_waiting_jobs_are_looked_for_from_both_ends_and_the_page_says_so(state: 
 def test_finished_jobs_are_looked_for_among_the_newest_and_the_page_says_so(
     state: str, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_admin, "LISTED", 50)
+    monkeypatch.setattr(listing, "LISTED", 50)
     fill(**{state: 5})
     fill(dead=48)
     answer = browser("view_job").get(LIST, {"state": state})
@@ -446,7 +447,7 @@ def test_finished_jobs_are_looked_for_among_the_newest_and_the_page_says_so(
 def test_a_longer_list_is_cut_and_says_so(
     query: dict[str, str], browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_admin, "LISTED", 20)
+    monkeypatch.setattr(listing, "LISTED", 20)
     fill(**{query.get("state", "dead"): 40})
     answer = browser("view_job").get(LIST, query)
     assert answer.context["cl"].result_count == 20

@@ -25,8 +25,8 @@ from ground import catalogs
 from verbs import rows
 
 from doors.conftest import fill, log_in
-from pgqueue_django import admin as job_admin
 from pgqueue_django import answers, queues, schedules
+from pgqueue_django.admin import listing
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
 from pgqueue_django.states import State
@@ -185,7 +185,7 @@ def test_no_english_is_left_on_the_pages_of_jobs(
 def test_no_english_is_left_where_a_list_is_cut(
     marked_language: None, boss: Client, columns: dict[str, Any], state: State | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_admin, "LISTED", 2)
+    monkeypatch.setattr(listing, "LISTED", 2)
     for _ in range(3):
         rows.make_job(state or "queued", **columns)
     answer = boss.get(LIST, {"state": state} if state else {})
@@ -203,7 +203,7 @@ def test_no_english_is_left_in_what_actions_say(
     assert untranslated(boss.post(f"{LIST}{job.pk}/{verb}/", follow=True)) == []
     assert untranslated(boss.post(f"{LIST}0/{verb}/", follow=True)) == []
     assert untranslated(boss.get(f"{LIST}{job.pk}/history/")) == []
-    monkeypatch.setattr(job_admin, "LISTED", 2)
+    monkeypatch.setattr(listing, "LISTED", 2)
     assert untranslated(act(boss, LIST, f"{verb}_jobs", job, *others)) == []
 
 

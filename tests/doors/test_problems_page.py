@@ -15,8 +15,8 @@ from verbs import rows
 from verbs.rows import make_job
 
 from doors.conftest import analyze, fill, plan
-from pgqueue_django import admin as job_admin
 from pgqueue_django import failures, snapshot, transitions
+from pgqueue_django.admin import listing
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind
 
@@ -163,7 +163,7 @@ def test_one_that_succeeded_meanwhile_is_not_run_again(browser: Browser, monkeyp
 
 
 def test_large_groups_go_back_in_steps_up_to_a_bound(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_admin, "LISTED", 1_500)
+    monkeypatch.setattr(listing, "LISTED", 1_500)
     fill(dead=11_200)  # 1,600 of each task
     with CaptureQueriesContext(connection) as captured:
         answer = requeue(browser(superuser=True), Job.objects.filter(task="shop.tasks.t1").latest("pk"))

@@ -11,8 +11,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from pgqueue_django import admin as schedule_admin
 from pgqueue_django import queues
+from pgqueue_django.admin import schedules as schedule_admin
 from pgqueue_django.models import Job, Queue, Schedule
 
 pytestmark = pytest.mark.django_db

@@ -15,8 +15,8 @@ from verbs import tasks_of_tests as tasks
 from verbs.rows import make_job
 
 from doors.conftest import analyze, fill
-from pgqueue_django import admin as job_admin
 from pgqueue_django import snapshot
+from pgqueue_django.admin import listing
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import DeadLettered, Failure, Kind
 
@@ -96,7 +96,7 @@ def test_a_state_narrows_what_is_looked_at(root: Client) -> None:
 def test_it_looks_at_the_newest_and_says_so_but_finds_a_number_whatever_its_age(
     root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_admin, "LISTED", 5)
+    monkeypatch.setattr(listing, "LISTED", 5)
     old = make_job(queue_name="mail")
     fill(succeeded=10)
     assert found(root, "queue:mail") == set()

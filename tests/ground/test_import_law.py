@@ -17,14 +17,16 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat conf options tracing
-    models search wakeups queues stats transitions tasks results schedules snapshot counts problems failures
+    models search audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures
     worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
     worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
     worker.loop worker.supervisor worker.process worker.progress worker.reload
     metrics backend answers deadline access views prometheus
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
     api.views api.urls api
-    dashboard urls admin testing.backends testing.kit testing pytest_plugin checks
+    dashboard.wording dashboard urls
+    admin.rights admin.listing admin.actions admin.problems admin.detail admin.jobs admin.workers admin.queues
+    admin.schedules admin testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.selection management.commands management.commands.*
     apps __init__
     """.strip()
@@ -90,7 +92,7 @@ WRITING_SQL = re.compile(
     r"\b(INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO|TRUNCATE(\s+TABLE)?|COPY)\s+(ONLY\s+)?\"?pgqueue_job\b", re.I
 )
 WRITING_CALLS = {"save", "delete", "create", "update", "get_or_create", "update_or_create"}
-COMPANIONS = re.compile(r"\b(Worker|Queue|Schedule|Stat|Chore|AuditEntry)\b")
+COMPANIONS = re.compile(r"\b(Worker|Queue|Schedule|Stat|Chore|AuditEntry|_entries)\b")
 
 
 def _orm_writes(tree: ast.AST) -> Iterator[str]:

@@ -1,0 +1,23 @@
+"""The admin of jobs, put together."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+
+from pgqueue_django.models import Job
+
+from .detail import JobPageMixin
+from .listing import JobListMixin
+from .problems import ProblemsPageMixin
+
+
+class JobAdminMixin(JobListMixin, ProblemsPageMixin, JobPageMixin):
+    """Lists and shows jobs; sends back and cancels by ``transitions``. To be put before a ModelAdmin."""
+
+    class Media:
+        css = {"all": ["pgqueue_django/admin.css"]}
+
+
+@admin.register(Job)
+class JobAdmin(JobAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """The jobs."""

@@ -1,0 +1,66 @@
+"""Who may what with jobs, asked for in every view and not only in the template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import quote, unquote
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.urls import reverse
+from django.utils.translation import gettext
+
+from pgqueue_django.models import Job
+
+if TYPE_CHECKING:
+    _JobAdmin = admin.ModelAdmin[Job]
+else:
+    _JobAdmin = object
+
+
+class JobRightsMixin(_JobAdmin):
+    """Each verb has a permission of its own."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # Also what keeps Django's own delete_selected away, which would delete running jobs.
+        return False
+
+    def has_requeue_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "requeue_job")
+
+    def has_cancel_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "cancel_job")
+
+    def has_run_now_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "run_job_now")
+
+    def has_delete_finished_permission(self, request: HttpRequest) -> bool:
+        return self._has(request, "delete_job")
+
+    def has_payload_permission(self, request: HttpRequest) -> bool:
+        """Whether arguments, result and the texts of errors may be shown."""
+        return self._has(request, "view_job_payload")
+
+    def _may(self, request: HttpRequest, verb: str) -> bool:
+        return bool(getattr(self, f"has_{verb}_permission")(request))
+
+    def _has(self, request: HttpRequest, codename: str) -> bool:
+        return request.user.has_perm(f"pgqueue_django.{codename}")
+
+    def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        text = gettext("There is no job %(number)s. Finished jobs are kept for a time only.")
+        self.message_user(request, text % {"number": unquote(object_id)[:40]}, messages.WARNING)
+        return HttpResponseRedirect(self._url("changelist"))
+
+    def _url(self, what: str, *args: Any) -> str:
+        return reverse(
+            f"admin:{self.opts.app_label}_{self.opts.model_name}_{what}",
+            args=[quote(arg) for arg in args],
+            current_app=self.admin_site.name,
+        )
