@@ -96,7 +96,7 @@ def test_no_index_knows_the_lease() -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT indexdef FROM pg_indexes WHERE tablename = 'pgqueue_job'")
         indexes = [definition for (definition,) in cursor.fetchall()]
-    assert len(indexes) == 9
+    assert len(indexes) == 10
     assert not [definition for definition in indexes if "lease_expires_at" in definition or "progress" in definition]
 
 
