@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 
-from pgqueue_django import answers, queues, transitions
+from pgqueue_django import answers, conf, queues, transitions
 from pgqueue_django.deadline import patient
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
 from pgqueue_django.options import QUEUE_NAME
@@ -361,6 +361,12 @@ def show_openapi(asked: Asked) -> HttpResponse:
     """openapi.json, kept by hand, with the path where the project has mounted the API. For everybody who is known."""
     reading.query(asked.request, ())
     document = {**_openapi(), "servers": [{"url": shapes.url(asked.request, "api")}]}
+    if conf.is_read_only():
+        document["paths"] = {
+            path: {name: part for name, part in item.items() if name in ("get", "parameters")}
+            for path, item in document["paths"].items()
+            if "get" in item
+        }
     return _tagged(asked.request, reply(document))
 
 
