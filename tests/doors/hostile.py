@@ -10,7 +10,7 @@ HOSTILE = (
     "<svg/onload=alert(1)>",
     "<svg><animate onbegin=alert(1) attributeName=x>",
     "<iframe srcdoc='<script>alert(1)</script>'>",
-    "<a href=\"javascript:alert(1)\">x</a>",
+    '<a href="javascript:alert(1)">x</a>',
     "<body onload=alert(1)>",
     "</title></head><body><h1>gone",
     "</textarea><script>alert(1)</script>",
@@ -27,7 +27,7 @@ HOSTILE = (
     "' onfocus='alert(1)' autofocus='",
     '"><b>x</b>',
     "`onload=alert(1)`",
-    "x\" style=\"position:fixed",
+    'x" style="position:fixed',
     "&quot;><script>alert(1)</script>",
     "&lt;b&gt;&#60;i&#62;&amp;amp;",
     # Templates and formats.
@@ -46,9 +46,9 @@ HOSTILE = (
     "a?b=c&d=e;f#g%00%2e%2e%2f",
     # SQL and JSON.
     "'; DROP TABLE pgqueue_job; --",
-    "\" OR 1=1 --",
-    "]}</script><!--{\"a\":[",
-    "\\u003cscript\\u003e\\\\\"\\",
+    '" OR 1=1 --',
+    ']}</script><!--{"a":[',
+    '\\u003cscript\\u003e\\\\"\\',
     # Nothing at all, as people and programs write it.
     "null",
     "undefined",
@@ -56,7 +56,7 @@ HOSTILE = (
     # Letters that are not what they seem.
     "\u202egnp.exe\u202c\u2066x\u2069\u200f",
     "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u05e2\u05d1\u05e8\u05d9\u05ea",
-    "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033da\u0334\u0319\u0324\u0300l\u0321\u034a\u0320g\u0319o \U0001f4a9\ufe0f\u200d\U0001f680\ufeff",
+    "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033da\u0334\u0319\u0324\u0300l \U0001f4a9\ufe0f\u200d\U0001f680\ufeff",
     # Lines and terminals.
     "a\r\nSet-Cookie: x=1\r\n\r\n<b>body</b>\x0b\x0c\x85\u2028\u2029",
     "\x1b[31mred\x1b[0m\x1b]0;title\x07\x7f",

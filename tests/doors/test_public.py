@@ -354,6 +354,12 @@ def test_an_alias_that_there_is_not_is_an_error_of_the_checks(alias: Any, settin
         call_command("check", "--tag", "pgqueue")
 
 
+@COMMITTED
+def test_the_shop_links_it() -> None:
+    assert f'href="{URL}"' in Client().get("/").content.decode()
+    assert Client().get(URL).status_code == 200
+
+
 # -- modes -----------------------------------------------------------------------------------------------------
 
 OURS = ("metrics", "livez", "healthz", "healthz/queues", "api/v1", "api/v1/jobs", "api/v1/openapi.json", "x")

@@ -50,6 +50,9 @@ def test_retention_names_only_what_differs(settings: Any) -> None:
         ("IDEMPOTENCY_RETENTION", [-1, "1", None]),
         ("TRACING", [1, "on", None]),
         ("LISTEN_DATABASE", ["elsewhere", "", 1, ["default"]]),
+        ("PUBLIC_DATABASE", ["elsewhere", "", 1, ["default"]]),
+        ("PUBLIC", [1, "on", None]),
+        ("READ_ONLY", [1, "on", None]),
         ("RETENTION", [{"succeeded": -1}, {"dead": "x"}, {"queued": 1}]),
     ],
 )
