@@ -80,6 +80,8 @@ class Settings:
     """Finished jobs that are kept at the most, whatever their age. None: their age alone decides."""
     IDEMPOTENCY_RETENTION: float = DAY
     """A finished job with an idempotency key is kept at least this long."""
+    AUDIT_RETENTION: float | None = 400 * DAY
+    """Age at which entries of the audit log are pruned; None keeps them for ever."""
     LISTEN: bool = True
     """False: workers only poll."""
     LISTEN_DATABASE: str | None = None
@@ -219,6 +221,8 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     yield from _wrong_limits(given.PROBLEMS)
     yield from _wrong_api(given)
     yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
+    if given.AUDIT_RETENTION is not None:
+        yield _number("AUDIT_RETENTION", given.AUDIT_RETENTION, above=-1, most=36_500 * DAY)
     if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
         yield _mistake("RETENTION", given.RETENTION, "give a dict of ages by state, or None")
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from http import HTTPStatus
@@ -20,7 +20,8 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 
-from pgqueue_django import answers, queues, transitions
+from pgqueue_django import answers, audit, queues, transitions
+from pgqueue_django.audit import Action, Trail
 from pgqueue_django.deadline import patient
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
 from pgqueue_django.options import QUEUE_NAME
@@ -215,16 +216,20 @@ def _seconds(request: HttpRequest) -> float:
     return float(text)
 
 
-def _by_hand(verb: Callable[[str, list[int]], set[int]], done: str) -> Callable[..., HttpResponse]:
+def _by_hand(verb: Callable[[str, list[int]], set[int]], action: Action, done: str) -> Callable[..., HttpResponse]:
     def move(asked: Asked, id: str) -> HttpResponse:
         """200 with the job as it is now; 409 where its state has no such arrow."""
         reading.query(asked.request, ())
-        if errors := list(reading.unknown(asked.body(optional=True), ())):
+        body = asked.body(optional=True)
+        if errors := [*reading.unknown(body, ("reason",)), *_wrong_reason(body)]:
             raise invalid(errors)
         number = _id(id)
+        trail = _trail(asked, body, action, audit.told("job", [number]))
         with patient(_database()):
             moved = verb(_database(), [number])
             row = _row(number)
+            # None of a 409: programs that ask again and again would fill the log.
+            trail.add(len(moved))
         if not moved:
             detail = f"The job is {row['state']}: it cannot be {done}."
             raise Problem(409, "wrong_state", detail, state=row["state"])
@@ -232,6 +237,16 @@ def _by_hand(verb: Callable[[str, list[int]], set[int]], done: str) -> Callable[
         return reply(shapes.job(asked.request, asked.actor, row))
 
     return move
+
+
+def _wrong_reason(body: dict[str, Any]) -> Iterator[Wrong]:
+    if not reading.is_text(body.get("reason", ""), audit.MAX_REASON):
+        yield Wrong("/reason", "type", f"It is a text of at most {audit.MAX_REASON} characters.")
+
+
+def _trail(asked: Asked, body: dict[str, Any], action: Action, target: str) -> Trail:
+    reason = body.get("reason", "")
+    return Trail(_database(), actor=asked.actor.name, action=action, target=target, reason=reason)
 
 
 # -- queues ----------------------------------------------------------------------------------------------------
@@ -258,10 +273,9 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
     reading.query(asked.request, ())
     body = asked.body(optional=True)
     errors = list(reading.unknown(body, ("reason", "resume_at", "resume_after_seconds")))
+    errors += _wrong_reason(body)
     reason, seconds = body.get("reason", ""), body.get("resume_after_seconds")
     until: Any = None
-    if not reading.is_text(reason, 200):
-        errors.append(Wrong("/reason", "type", "It is a text of at most 200 characters."))
     if body.get("resume_at") is not None:
         until = reading.moment(body["resume_at"])
         if until is None or not datetime.now(UTC) < until < MOMENTS[1]:
@@ -276,8 +290,10 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
             until = timedelta(seconds=seconds)
     if errors:
         raise invalid(errors)
+    trail = _trail(asked, body, "pause", audit.told("queue", [name]))
     with patient(_database()):
         queues.pause(_database(), name, reason=reason, actor=asked.actor.name, until=until)
+        trail.add(1)
     _log(asked, f"paused {name}")
     return _queue(name)
 
@@ -285,10 +301,12 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
 @needs("pause_queue")
 def resume_queue(asked: Asked, name: str) -> HttpResponse:
     reading.query(asked.request, ())
-    if errors := list(reading.unknown(asked.body(optional=True), ())):
+    body = asked.body(optional=True)
+    if errors := [*reading.unknown(body, ("reason",)), *_wrong_reason(body)]:
         raise invalid(errors)
+    trail = _trail(asked, body, "resume", audit.told("queue", [name]))
     with patient(_database()):
-        queues.resume(_database(), name)
+        trail.add(int(queues.resume(_database(), name)))
     _log(asked, f"resumed {name}")
     return _queue(name)
 
@@ -302,7 +320,7 @@ def requeue_of_queue(asked: Asked, name: str) -> HttpResponse:
     """At most ``transitions.BATCH`` of its dead or failed jobs go back; ``more``: call again."""
     reading.query(asked.request, ())
     body = asked.body(optional=True)
-    errors = list(reading.unknown(body, ("state",)))
+    errors = [*reading.unknown(body, ("state", "reason")), *_wrong_reason(body)]
     state = body.get("state", "dead")
     if state not in ("dead", "failed"):
         errors.append(Wrong("/state", "option", "It is dead or failed."))
@@ -312,8 +330,11 @@ def requeue_of_queue(asked: Asked, name: str) -> HttpResponse:
     with index_walks(using):
         found = Job.objects.using(using).in_state(State(state)).filter(queue_name=name)
         ids = list(found.values_list("id", flat=True)[: transitions.BATCH + 1])
+    chosen = ids[: transitions.BATCH]
+    trail = _trail(asked, body, "requeue", audit.told("job", chosen, f"state={state}, queue={name}"))
     with patient(using):
-        moved = transitions.requeue(using, ids[: transitions.BATCH], State(state))
+        moved = transitions.requeue(using, chosen, State(state))
+        trail.add(len(moved), len(chosen) - len(moved))
     _log(asked, f"requeued {len(moved)} {state} jobs of {name}")
     return reply({"requeued": len(moved), "more": len(ids) > transitions.BATCH})
 
@@ -384,9 +405,9 @@ def _log(asked: Asked, done: str, *ids: int) -> None:
 jobs = endpoint(GET=list_jobs, POST=enqueue)
 batch = endpoint(POST=enqueue_batch)
 job = open_to_the_api(job)
-cancel = endpoint(POST=needs("view_job", "cancel_job")(_by_hand(transitions.cancel, "cancelled")))
-requeue = endpoint(POST=needs("view_job", "requeue_job")(_by_hand(transitions.requeue, "requeued")))
-run_now = endpoint(POST=needs("view_job", "run_job_now")(_by_hand(transitions.run_now, "run now")))
+cancel = endpoint(POST=needs("view_job", "cancel_job")(_by_hand(transitions.cancel, "cancel", "cancelled")))
+requeue = endpoint(POST=needs("view_job", "requeue_job")(_by_hand(transitions.requeue, "requeue", "requeued")))
+run_now = endpoint(POST=needs("view_job", "run_job_now")(_by_hand(transitions.run_now, "run_now", "run now")))
 all_queues = endpoint(GET=list_queues)
 pause = endpoint(POST=pause_queue)
 resume = endpoint(POST=resume_queue)
