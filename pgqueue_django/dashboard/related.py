@@ -38,14 +38,15 @@ class Related:
     """Ids and states, at most one more than ``MAX_COPIES``."""
 
 
-# The copies along their index, and not in the order of ids, for which the planner may walk all jobs.
+# Of an equal fingerprint the planner would drop it from the order, and may walk all jobs in the order of ids; of a range
+# it does not. The copies are in no order of ids for the same reason.
 _RELATED = """
 WITH alive AS MATERIALIZED (
     SELECT id, tasks FROM pgqueue_worker
     WHERE heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds)
 ), seen AS MATERIALIZED (
     SELECT task, finished_at FROM pgqueue_job
-    WHERE state IN ('failed', 'dead') AND error_fingerprint = %(fingerprint)s
+    WHERE state IN ('failed', 'dead') AND error_fingerprint BETWEEN %(fingerprint)s AND %(fingerprint)s
     ORDER BY error_fingerprint, id DESC LIMIT %(cap)s
 ), alike AS (
     SELECT count(*) FILTER (WHERE task = %(task)s AND finished_at > statement_timestamp() - interval '1 hour') AS hour,

@@ -181,10 +181,10 @@ def _rest(job: Job, last: Step | None, is_newest: bool, now: datetime) -> Iterat
     if job.state == State.CANCELLED and not is_newest and begin is not None and job.finished_at is not None:
         yield from _waits(kind, begin, ready, options.aware(job.finished_at))
     elif job.state in (State.SCHEDULED, State.QUEUED, State.RETRYING):
-        if begin is None:
-            yield Step(kind, None, max(ready, now))
+        if begin is None or ready > now:
+            yield Step(kind, begin, max(ready, now))
         else:
-            yield from _waits(kind, begin, ready, max(ready, now))
+            yield from _waits(kind, begin, ready, now)
 
 
 # -- in words --------------------------------------------------------------------------------------------------

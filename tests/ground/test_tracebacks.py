@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -142,7 +143,7 @@ ANYTHING = st.lists(st.one_of(LINES, st.text(), st.sampled_from([chained(), grou
 def test_nothing_is_lost_whatever_the_text(text: str) -> None:
     parts = fold(text)
     assert "".join(part.text for part in parts) == text
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         assert bool(before.folded) != bool(after.folded)
     if text:
         assert any(not part.folded for part in parts), "something has to be open"
