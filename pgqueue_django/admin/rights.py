@@ -43,6 +43,10 @@ class JobRightsMixin(_JobAdmin):
     def has_delete_finished_permission(self, request: HttpRequest) -> bool:
         return self._has(request, "delete_job")
 
+    def has_copy_permission(self, request: HttpRequest) -> bool:
+        """With the right to see them: what is changed is shown."""
+        return self._has(request, "copy_job") and self.has_payload_permission(request)
+
     def has_payload_permission(self, request: HttpRequest) -> bool:
         """Whether arguments, result and the texts of errors may be shown."""
         return self._has(request, "view_job_payload")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.apps import apps
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
@@ -23,8 +21,8 @@ from pgqueue_django.cron import Line
 from pgqueue_django.dashboard.wording import FIELDS, length, written
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Schedule
-from pgqueue_django.tasks import resolve
 
+from . import calls
 from .queues import WhereJobsAre
 from .trails import TrailMixin
 
@@ -47,25 +45,8 @@ class ScheduleForm(_ScheduleForm):
             except InvalidSchedule as error:
                 raise ValidationError({"line": _why(error)}) from error
         if {"task", "args", "kwargs"} <= set(data):
-            self._check_call(data["task"], data["args"], data["kwargs"])
+            calls.check(data["task"], data["args"], data["kwargs"])
         return data
-
-    @staticmethod
-    def _check_call(path: str, args: Any, kwargs: Any) -> None:
-        if not isinstance(args, list) or not isinstance(kwargs, dict):
-            raise ValidationError(gettext("Arguments are a JSON array, keywords a JSON object."))
-        module = path.rpartition(".")[0]
-        if module not in sys.modules and apps.get_containing_app_config(module) is None:
-            # What is imported runs, and this is a web process: not whatever somebody has written into a form.
-            raise ValidationError({"task": gettext("%(path)s is in no installed app.") % {"path": path}})
-        try:
-            resolve(path).call(*args, **kwargs)
-        except TaskNotFound as error:
-            text = gettext("There is no such task here: %(why)s")
-            raise ValidationError({"task": text % {"why": error}}) from error
-        except (TypeError, InvalidPayload) as error:
-            text = gettext("The task does not take these arguments: %(why)s")
-            raise ValidationError({"args": text % {"why": error}}) from error
 
 
 def _why(error: InvalidSchedule) -> str:

@@ -24,9 +24,10 @@ ORDER = (  # as lines of words: a list of strings reads worse
     metrics backend answers deadline access views prometheus
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
     api.views api.urls api
-    dashboard.wording dashboard urls
-    admin.rights admin.listing admin.trails admin.actions admin.problems admin.detail admin.jobs admin.workers
-    admin.queues admin.schedules admin.audit_log admin testing.backends testing.kit testing pytest_plugin checks
+    dashboard.wording dashboard.excerpts dashboard.tracebacks dashboard.timeline dashboard.related dashboard urls
+    admin.rights admin.listing admin.trails admin.actions admin.problems admin.calls admin.copies admin.detail
+    admin.jobs admin.workers admin.queues admin.schedules admin.audit_log admin testing.backends testing.kit testing
+    pytest_plugin checks
     management management.arguments management.trails management.selection management.commands management.commands.*
     apps __init__
     """.strip()
