@@ -290,7 +290,7 @@ SELECT set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
 
 @contextmanager
 def index_walks(using: str, seconds: float | None = None) -> Iterator[CursorWrapper]:
-    """A transaction to read in: what is ordered as an index is walks it, and ends after ``seconds``, or ``MAX_SECONDS``.
+    """A transaction to read in: what is ordered as an index is walks it, and ends after ``seconds`` (``MAX_SECONDS``).
 
     Rolled back at the end, and with it these settings, also inside a caller's transaction.
     """

@@ -1,9 +1,9 @@
 """Lists of jobs, page by page, with work that does not grow with the table: of the JSON API and of the admin.
 
-A list is a walk along one index, in its order, whatever else is asked of its rows. A page is one statement that looks at
-no more than ``LOOKED_AT`` rows: what is asked for and not in the index is looked for among those, so a page may be short,
-or empty, and still have one after it. A page lies between two cuts, and the next one begins at the cut where it ended: no
-row is left out and none comes twice, whatever is enqueued meanwhile. It writes nothing.
+A list is a walk along one index, in its order, whatever else is asked of its rows. A page is one statement that looks
+at no more than ``LOOKED_AT`` rows: what is asked for and not in the index is looked for among those, so a page may be
+short, or empty, and still have one after it. A page lies between two cuts, and the next one begins at the cut where it
+ended: no row is left out and none comes twice, whatever is enqueued meanwhile. It writes nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Walk:
     where: str = "true"
     params: tuple[Any, ...] = ()
     lead: str = ""
-    """A column that is the same in all rows. As an equal one the planner would drop it from the order, and might walk the
-    primary key over all jobs: so it is told by a range, and stands in the order."""
+    """A column that is the same in all rows. As an equal one the planner would drop it from the order, and might walk
+    the primary key over all jobs: so it is told by a range, and stands in the order."""
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -176,7 +176,7 @@ _EDGE = """(
 def _rows(
     walk: Walk, wanted: Sequence[Condition], columns: Sequence[str], cut: Cut | None, backwards: bool, most: int
 ) -> tuple[str, list[Any]]:
-    """SQL of the rows behind the cut, in order: a range of the index after the other, none begun before it is needed."""
+    """SQL of the rows behind the cut, in order: one range of the index after another, begun when it is needed."""
     asked = " AND ".join(condition.sql for condition in wanted) or "true"
     parts, params = [], list[Any]()
     for where in walk.ranges(cut, backwards):
@@ -210,8 +210,8 @@ def page(
     # One more than is shown: whether there is a next page.
     cursor.execute(sql, [*edge_params, *params, LOOKED_AT, limit + 1])
     found, looked_at, last, oldest = list[dict[str, Any]](), 0, None, None
-    for *values, is_wanted, number, oldest in cursor.fetchall():
-        last, looked_at = dict(zip(columns, values, strict=True)), number
+    for *values, is_wanted, number, lowest in cursor.fetchall():
+        last, looked_at, oldest = dict(zip(columns, values, strict=True)), number, lowest
         if is_wanted:
             found.append(last)
     if len(found) > limit:
