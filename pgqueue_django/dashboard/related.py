@@ -38,7 +38,7 @@ class Related:
     """Ids and states, at most one more than ``MAX_COPIES``."""
 
 
-# Of an equal fingerprint the planner would drop it from the order, and may walk all jobs in the order of ids; of a range
+# Of an equal fingerprint the planner would drop it from the order, and may walk all jobs by their ids; of a range
 # it does not. The copies are in no order of ids for the same reason.
 _RELATED = """
 WITH alive AS MATERIALIZED (
