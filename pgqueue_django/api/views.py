@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 
-from pgqueue_django import answers, audit, queues, transitions, walks
+from pgqueue_django import answers, audit, conf, queues, transitions, walks
 from pgqueue_django.audit import Action, Trail
 from pgqueue_django.deadline import patient
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
@@ -383,6 +383,12 @@ def show_openapi(asked: Asked) -> HttpResponse:
     """openapi.json, kept by hand, with the path where the project has mounted the API. For everybody who is known."""
     reading.query(asked.request, ())
     document = {**_openapi(), "servers": [{"url": shapes.url(asked.request, "api")}]}
+    if conf.is_read_only():
+        document["paths"] = {
+            path: {name: part for name, part in item.items() if name in ("get", "parameters")}
+            for path, item in document["paths"].items()
+            if "get" in item
+        }
     return _tagged(asked.request, reply(document))
 
 
