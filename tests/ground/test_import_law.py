@@ -24,9 +24,9 @@ ORDER = (  # as lines of words: a list of strings reads worse
     metrics backend answers deadline access views prometheus
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
     api.views api.urls api
-    dashboard.wording dashboard.charts dashboard.script dashboard urls
-    admin.rights admin.listing admin.actions admin.problems admin.detail admin.dashboard admin.jobs admin.workers admin.queues
-    admin.schedules admin testing.backends testing.kit testing pytest_plugin checks
+    dashboard.wording dashboard.charts dashboard.script dashboard.live dashboard.frames dashboard.stream dashboard urls
+    admin.rights admin.listing admin.actions admin.problems admin.detail admin.dashboard admin.jobs admin.workers
+    admin.queues admin.schedules admin testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.selection management.commands management.commands.*
     apps __init__
     """.strip()
