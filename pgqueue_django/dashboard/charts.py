@@ -103,7 +103,7 @@ def draw(chart: Chart) -> Drawing:
         box=f"0 0 {width} {HEIGHT}",
         grid="".join(f"M0 {round(HEIGHT * step / (len(ticks) - 1))}h{width}" for step in range(len(ticks))),
         ticks=[written(tick, unit) for tick in ticks],
-        begins=gettext("%(time)s ago") % {"time": length(width * chart["seconds_per_point"])},
+        begins=gettext("%(time)s ago") % {"time": length(max(count, 1) * chart["seconds_per_point"])},
         about="; ".join(_about(line, unit) for line in lines) or pgettext("queue", "nothing to show"),
     )
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext, pgettext
 # Later than the page, which is whole without it.
 MEDIA = Media(
     css={"all": ["pgqueue_django/dashboard.css"]},
-    js=[Script("pgqueue_django/dashboard.js", defer=True)],
+    js=[Script("pgqueue_django/dashboard.js", defer=True)],  # type: ignore[list-item]
 )
 
 

@@ -36,7 +36,7 @@
   function clock(milliseconds, options) {
     const moment = new Date(milliseconds);
     try {
-      return moment.toLocaleTimeString(language, { timeZone: root.dataset.zone, ...options });
+      return moment.toLocaleTimeString(language, { hourCycle: "h23", timeZone: root.dataset.zone, ...options });
     } catch {
       return moment.toLocaleTimeString(language, options); // a time zone that this browser does not know
     }
@@ -79,10 +79,10 @@
   const hovers = matchMedia("(hover: hover)");
   const isHeld = (node) => node.contains(document.activeElement) || (hovers.matches && node.matches(":hover"));
 
-  // The children of a node, by their keys. While somebody points at them, or has the focus in there, none changes its
+  // The children of a node, by their keys, or their places where those are all that they have. While somebody points at them, or has the focus in there, none changes its
   // place and none goes away.
   function sync(parent, items, create, paint, held = false) {
-    const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+    const known = new Map([...parent.children].map((child, index) => [child.dataset.key ?? String(index), child]));
     let place = parent.firstElementChild;
     items.forEach((item, index) => {
       const key = String(item.key ?? index);
