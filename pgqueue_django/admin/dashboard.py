@@ -119,13 +119,12 @@ class DashboardPageMixin(JobActionsMixin):
                 with deadline.limit():
                     # The script has no use for a page to log in.
                     if for_script and not self.admin_site.has_permission(request):
-                        return JsonResponse({"status": "login"}, status=401)
+                        return _unheld({"status": "login"}, 401)
                     return inside(request)
             except (answers.Unanswered, OperationalError, InterfaceError) as error:
                 logger.warning("dashboard: %s", error)
                 response = away(str(error))
                 response.headers["Retry-After"] = str(AWAY_SECONDS)
-                response.headers["Cache-Control"] = "no-store"
                 return response
 
         return ask_first
@@ -133,7 +132,9 @@ class DashboardPageMixin(JobActionsMixin):
     def _away(self, why: str) -> HttpResponse:
         """A page that needs no database, and so no user either."""
         context = {"seconds": AWAY_SECONDS, "is_unmigrated": why.startswith("ProgrammingError")}
-        return HttpResponse(render_to_string(self.away_template, context), status=503)
+        response = HttpResponse(render_to_string(self.away_template, context), status=503)
+        response.headers["Cache-Control"] = "no-store"
+        return response
 
     def _viewer(self, request: HttpRequest) -> frames.Viewer:
         """Raises PermissionDenied."""
@@ -192,7 +193,7 @@ class DashboardPageMixin(JobActionsMixin):
     def stream_view(self, request: HttpRequest) -> HttpResponseBase:
         """The frames as they come, where they can be sent so: a 204 tells a browser to ask no more."""
         viewer = self._viewer(request)
-        if conf.current().LIVE != "sse" or not isinstance(request, ASGIRequest):
+        if conf.current().LIVE != "sse" or not isinstance(request, ASGIRequest) or request.method == "HEAD":
             return HttpResponse(status=204)
         response = StreamingHttpResponse(stream.events(viewer), content_type="text/event-stream")
         response.headers["X-Accel-Buffering"] = "no"  # nginx would collect them
@@ -329,4 +330,8 @@ def _number(request: HttpRequest, name: str) -> int:
 
 
 def _no_frame(why: str) -> HttpResponse:
-    return JsonResponse({"status": "unavailable"}, status=503)
+    return _unheld({"status": "unavailable"}, 503)
+
+
+def _unheld(content: dict[str, str], status: int) -> HttpResponse:
+    return JsonResponse(content, status=status, headers={"Cache-Control": "no-store"})

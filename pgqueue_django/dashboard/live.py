@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgqueue_django import snapshot, stats
@@ -110,6 +110,7 @@ WITH running AS MATERIALIZED ({
     GROUP BY minute
 )
 SELECT jsonb_build_object(
+    'now', EXTRACT(EPOCH FROM statement_timestamp()),
     {
     ", ".join(
         f"'{name}', (SELECT jsonb_agg(to_jsonb(one)) FROM {name} AS one)"
@@ -175,6 +176,8 @@ class Reading:
     """The queue as it is now, and what this process has seen of it before."""
 
     number: int
+    now: datetime
+    """The database's clock."""
     taken: Snapshot
     lists: Mapping[str, Any]
     messages: Mapping[tuple[int, int], str]
@@ -253,27 +256,20 @@ class _Watch:
 
     def take(self, using: str) -> Reading:
         taken = snapshot.take(using)
-        said = list(self._messages)
         with index_walks(using) as cursor:
-            cursor.execute(
-                _LISTS,
-                {
-                    "cap": snapshot.CAP,
-                    "next": MAX_NEXT,
-                    "watched": list(self._watched),
-                    "said_ids": [id for id, _ in said],
-                    "said_tokens": [token for _, token in said],
-                },
-            )
+            cursor.execute(_LISTS, self._bounds())
             lists: dict[str, Any] = json.loads(cursor.fetchone()[0])
         # Whoever asked for one that came too late has gone, and somebody else may have begun the next.
         with self._lock:
             self._number += 1
-            self._remember(taken)
-            self._tell(taken.taken_at, lists)
+            # Not the snapshot's own: without USE_TZ Django's moments know no zone.
+            now = datetime.fromtimestamp(lists["now"], UTC)
+            self._remember(lists["now"], taken)
+            self._tell(now, lists)
             self._say([row for name in ("retrying", "failed", "dead") for row in lists[name] or ()])
             return Reading(
                 self._number,
+                now,
                 taken,
                 lists,
                 dict(self._messages),
@@ -283,20 +279,30 @@ class _Watch:
                 tuple(self._events),
             )
 
+    def _bounds(self) -> dict[str, Any]:
+        said = list(self._messages)
+        return {
+            "cap": snapshot.CAP,
+            "next": MAX_NEXT,
+            "watched": list(self._watched),
+            "said_ids": [id for id, _ in said],
+            "said_tokens": [token for _, token in said],
+        }
+
     def _say(self, rows: Iterable[Row]) -> None:
         known, self._messages = self._messages, {}
         for row in rows:
             key = row["id"], row["fencing_token"]
             self._messages[key] = known.get(key, "") if row["message"] is None else row["message"]
 
-    def _remember(self, taken: Snapshot) -> None:
+    def _remember(self, at: float, taken: Snapshot) -> None:
         waiting: dict[str, int] = {}
         for depth in taken.depths:
             if depth.state == State.QUEUED:
                 waiting[depth.queue_name] = depth.jobs
         tallies = taken.tallies
         point = Point(
-            taken.taken_at.timestamp(),
+            at,
             sum(tally.succeeded for tally in tallies),
             sum(tally.retried + tally.failed + tally.dead for tally in tallies),
             _added(tally.pickup_counts for tally in tallies),

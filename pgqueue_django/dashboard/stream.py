@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from pgqueue_django.answers import Unanswered
@@ -104,17 +105,16 @@ class _Station:
         return taken_at + timedelta(seconds=time.monotonic() - at)
 
 
-class _Made:
-    def __init__(self, taken_at: datetime, events: Mapping[Viewer, bytes]) -> None:
-        self.taken_at = taken_at
-        self.events = events
+class _Made(NamedTuple):
+    taken_at: datetime
+    events: Mapping[Viewer, bytes]
 
 
 def _frames(viewers: Collection[Viewer]) -> _Made:
     reading = live.readings.reading()
     made = {viewer: frames.of(viewer, reading) for viewer in viewers}
     events = {viewer: _event("frame", frame.body, frame.etag.strip('"')) for viewer, frame in made.items()}
-    return _Made(reading.taken.taken_at, events)
+    return _Made(reading.now, events)
 
 
 def _event(name: str, data: bytes, id: str = "") -> bytes:
