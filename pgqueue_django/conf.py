@@ -90,6 +90,8 @@ class Settings:
     """A bearer token that opens the metrics page."""
     METRICS_PUBLIC: bool = False
     """True: the metrics page asks for nothing. For closed networks only."""
+    LIVE: str = "poll"
+    """How the dashboard keeps up: its page asks every two seconds; with ``"sse"``, under ASGI, a stream tells it."""
     PROBLEMS: Mapping[str, float] | None = None
     """From where on something is a problem; what is left out keeps its default."""
     TRACING: bool = False
@@ -222,6 +224,8 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     for name in ("LISTEN", "METRICS_PUBLIC", "TRACING", "READ_ONLY", "PUBLIC"):
         if not isinstance(value := getattr(given, name), bool):
             yield _mistake(name, value, "give True or False")
+    if given.LIVE not in ("poll", "sse"):
+        yield _mistake("LIVE", given.LIVE, 'give "poll" or "sse"')
     if given.TRACING is True and not _is_installed("opentelemetry.trace"):
         problem = 'settings.PGQUEUE["TRACING"] is True, and OpenTelemetry cannot be imported'
         yield Mistake("TRACING", problem, 'pip install "pgqueue_django[otel]"')

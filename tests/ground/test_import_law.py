@@ -25,10 +25,11 @@ ORDER = (  # as lines of words: a list of strings reads worse
     metrics backend answers deadline access views prometheus
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing
     api.views api.urls api
-    dashboard.wording dashboard.excerpts dashboard.tracebacks dashboard.timeline dashboard.related dashboard.public
-    dashboard public_urls urls
+    dashboard.wording dashboard.charts dashboard.script dashboard.live dashboard.frames dashboard.stream
+    dashboard.excerpts dashboard.tracebacks dashboard.timeline dashboard.related dashboard.public dashboard
+    public_urls urls
     admin.rights admin.choices admin.listing admin.trails admin.actions admin.problems admin.calls admin.copies
-    admin.detail admin.jobs admin.workers admin.queues admin.schedules admin.audit_log admin
+    admin.detail admin.dashboard admin.jobs admin.workers admin.queues admin.schedules admin.audit_log admin
     testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.trails management.selection management.commands management.commands.*
     apps __init__
