@@ -35,7 +35,10 @@ class ReadOnlyMixin(_ModelAdmin):
     the URLs of the project; rights at each request.
     """
 
-    shown_routes = ("changelist", "change", "history", "problems")
+    shown_routes = (
+        *("changelist", "change", "history", "payload", "problems"),
+        *("dashboard", "dashboard_frame", "dashboard_stream", "dashboard_how"),
+    )
     """The names of the routes that are there under ``READ_ONLY``, without those of app and model: no others are."""
 
     def get_urls(self) -> list[URLPattern]:
