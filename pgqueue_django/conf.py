@@ -80,6 +80,8 @@ class Settings:
     """Finished jobs that are kept at the most, whatever their age. None: their age alone decides."""
     IDEMPOTENCY_RETENTION: float = DAY
     """A finished job with an idempotency key is kept at least this long."""
+    AUDIT_RETENTION: float | None = 400 * DAY
+    """Age at which entries of the audit log are pruned; None keeps them for ever."""
     LISTEN: bool = True
     """False: workers only poll."""
     LISTEN_DATABASE: str | None = None
@@ -88,6 +90,8 @@ class Settings:
     """A bearer token that opens the metrics page."""
     METRICS_PUBLIC: bool = False
     """True: the metrics page asks for nothing. For closed networks only."""
+    LIVE: str = "poll"
+    """How the dashboard keeps up: its page asks every two seconds; with ``"sse"``, under ASGI, a stream tells it."""
     PROBLEMS: Mapping[str, float] | None = None
     """From where on something is a problem; what is left out keeps its default."""
     TRACING: bool = False
@@ -220,6 +224,8 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     for name in ("LISTEN", "METRICS_PUBLIC", "TRACING", "READ_ONLY", "PUBLIC"):
         if not isinstance(value := getattr(given, name), bool):
             yield _mistake(name, value, "give True or False")
+    if given.LIVE not in ("poll", "sse"):
+        yield _mistake("LIVE", given.LIVE, 'give "poll" or "sse"')
     if given.TRACING is True and not _is_installed("opentelemetry.trace"):
         problem = 'settings.PGQUEUE["TRACING"] is True, and OpenTelemetry cannot be imported'
         yield Mistake("TRACING", problem, 'pip install "pgqueue_django[otel]"')
@@ -242,6 +248,8 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     yield from _wrong_limits(given.PROBLEMS)
     yield from _wrong_api(given)
     yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
+    if given.AUDIT_RETENTION is not None:
+        yield _number("AUDIT_RETENTION", given.AUDIT_RETENTION, above=-1, most=36_500 * DAY)
     if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
         yield _mistake("RETENTION", given.RETENTION, "give a dict of ages by state, or None")
         return

@@ -289,14 +289,14 @@ SELECT set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
 
 
 @contextmanager
-def index_walks(using: str) -> Iterator[CursorWrapper]:
-    """A transaction to read in: what is ordered as an index is walks it, and ends after ``MAX_SECONDS``.
+def index_walks(using: str, seconds: float | None = None) -> Iterator[CursorWrapper]:
+    """A transaction to read in: what is ordered as an index is walks it, and ends after ``seconds`` (``MAX_SECONDS``).
 
     Nothing can be written in it. It is rolled back at the end, and these settings, also inside a caller's transaction.
     """
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
-            cursor.execute(_PLANNING, [f"{MAX_SECONDS}s"])
+            cursor.execute(_PLANNING, [f"{MAX_SECONDS if seconds is None else seconds}s"])
             yield cursor
         transaction.set_rollback(True, using=using)
 

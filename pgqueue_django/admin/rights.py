@@ -35,7 +35,10 @@ class ReadOnlyMixin(_ModelAdmin):
     the URLs of the project; rights at each request.
     """
 
-    shown_routes = ("changelist", "change", "history", "problems")
+    shown_routes = (
+        *("changelist", "change", "history", "payload", "problems"),
+        *("dashboard", "dashboard_frame", "dashboard_stream", "dashboard_how"),
+    )
     """The names of the routes that are there under ``READ_ONLY``, without those of app and model: no others are."""
 
     def get_urls(self) -> list[URLPattern]:
@@ -82,6 +85,10 @@ class JobRightsMixin(_JobAdmin):
 
     def has_delete_finished_permission(self, request: HttpRequest) -> bool:
         return self._has(request, "delete_job")
+
+    def has_copy_permission(self, request: HttpRequest) -> bool:
+        """With the right to see them: what is changed is shown."""
+        return self._has(request, "copy_job") and self.has_payload_permission(request)
 
     def has_payload_permission(self, request: HttpRequest) -> bool:
         """Whether arguments, result and the texts of errors may be shown."""
