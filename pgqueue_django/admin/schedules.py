@@ -24,6 +24,7 @@ from pgqueue_django.models import Schedule
 
 from . import calls
 from .queues import WhereJobsAre
+from .rights import may
 from .trails import TrailMixin
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
         return lookup.removesuffix("__exact") in self.list_filter
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        may_read = self.has_change_permission(request, obj) or request.user.has_perm("pgqueue_django.view_job_payload")
+        may_read = self.has_change_permission(request, obj) or may(request, "view_job_payload")
         hidden = () if may_read or obj is None else ("args", "kwargs")
         return tuple(name for name in self.fields if name not in hidden)
 
@@ -94,10 +95,10 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
         return (*self._shown, *(self._of_the_code if obj.is_code else ()), *switches)
 
     def has_run_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("pgqueue_django.run_schedule")
+        return may(request, "run_schedule")
 
     def has_switch_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("pgqueue_django.switch_schedule")
+        return may(request, "switch_schedule")
 
     @admin.display(description=_("late by"))
     def late(self, schedule: Schedule) -> str:

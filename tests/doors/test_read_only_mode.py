@@ -93,7 +93,7 @@ def admin_routes() -> Iterator[tuple[str, str]]:
                 continue
             converters = list(pattern.pattern.converters)
             for pk in rows_of(model) if converters else [None]:
-                arguments = dict.fromkeys(converters, pk)
+                arguments = {name: "args" if name == "part" else pk for name in converters}
                 yield model._meta.model_name, reverse(f"admin:{pattern.name}", kwargs=arguments)
 
 
@@ -196,7 +196,12 @@ def test_everything_can_be_looked_at_and_offers_nothing(root: Client, settings: 
         assert len(routes) > 20
         for url in routes:
             answer = root.get(url)
+            if url.endswith("/dashboard/stream/"):
+                assert answer.status_code == 204  # under WSGI there is none
+                continue
             assert answer.status_code == 200, url
+            if not answer.headers["Content-Type"].startswith("text/html"):
+                continue
             page = answer.content.decode()
             content = page[page.index('id="content"') : page.index('id="footer"')]
             forms = re.findall(r'<form[^>]*method="post"[^>]*>', content)
