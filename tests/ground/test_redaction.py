@@ -31,7 +31,7 @@ def test_nothing_of_a_message_goes_out_but_listed_words(message: str) -> None:
         ('connection to server at "10.0.0.5", port 5432 failed: Connection refused',
          "connection to server at … port … failed connection refused"),
         ("Card of Maria Kowalska declined", "… of … declined"),
-        ("first line failed\nand the last one timed out\n\n", "and the last … timed out"),
+        ("first line failed\nand the last one timed out\n\n", "and the last one timed out"),
         ("KeyError: 'password'", ""),
         ("'host' failed", "… failed"),
         ("couldn't read /etc/shadow: permission denied", "couldn't read … permission denied"),
