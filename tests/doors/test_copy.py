@@ -128,14 +128,14 @@ def test_a_new_job_is_made_by_the_tasks_own_way_and_the_old_one_stays(person: Ca
     user = person(*MAY)
     answer = log_in(user).post(
         url(job),
-        form(kwargs='{"note": "b"}', priority="5", queue_name="mail", reason="the number was wrong"),
+        form(kwargs='{"note": "b"}', priority="5", queue_name="other", reason="the number was wrong"),
         follow=True,
     )
     (new,) = made(job)
     assert answer.redirect_chain[-1][0] == url(new, "change")
     assert said(answer) == f"Job {new.pk} was made of job {job.pk}."
     assert (new.task, new.args, new.kwargs, new.state) == (TASK, [18], {"note": "b"}, "queued")
-    assert (new.queue_name, new.priority, new.copy_of) == ("mail", 5, job.pk)
+    assert (new.queue_name, new.priority, new.copy_of) == ("other", 5, job.pk)
     assert (new.label, new.max_attempts, new.backoff["base"]) == ("parcel 18", 7, 9)
     assert new.idempotency_key != "order-17"
     assert rows.row(job.pk) == before
@@ -335,7 +335,7 @@ def test_a_form_that_was_opened_again_or_changed_makes_another(browser: Browser)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_that_are_sent_at_once_make_one_job(person: Callable[..., User]) -> None:
+def test_four_that_are_sent_at_once_make_one_job(person: Callable[..., User]) -> None:
     job, user, together = old_job(), person(*MAY), Barrier(4)
     clients = [log_in(user) for _ in range(4)]
 

@@ -335,7 +335,7 @@ def broken(*, ago: timedelta = timedelta(0), task: str = TASK) -> Job:
 
 def alike(page: str) -> str | None:
     found = re.search(r'Failed like this</dt><dd><a href="([^"]*)">([^<]*)</a>', page)
-    return found and found[2]
+    return found and found[2].replace("&nbsp;", " ")
 
 
 def test_jobs_that_failed_alike_are_counted_and_linked(browser: Browser) -> None:
