@@ -38,8 +38,8 @@ class Related:
     """Ids and states, at most one more than ``MAX_COPIES``."""
 
 
-# Where the fingerprint is equal to something the planner drops it from the order, and may walk all jobs in the order of
-# ids; where it is in a range it does not. The copies are in no order of ids for the same reason.
+# Of an equal fingerprint the planner would drop it from the order, and may walk all jobs by their ids; of a range
+# it does not. The copies are in no order of ids for the same reason.
 _RELATED = """
 WITH alive AS MATERIALIZED (
     SELECT id, tasks FROM pgqueue_worker

@@ -24,7 +24,7 @@ from doors.conftest import analyze, fill, log_in, plan
 from pgqueue_django import admin as job_admin
 from pgqueue_django import transitions
 from pgqueue_django.admin import actions, listing
-from pgqueue_django.models import Job, Worker
+from pgqueue_django.models import AuditEntry, Job, Worker
 from pgqueue_django.outcomes import DeadLettered, Failure, Kind
 from pgqueue_django.states import FINISHED, TRANSITIONS, State
 
@@ -231,7 +231,16 @@ def test_all_across_pages_are_moved_in_steps_and_bounded(browser: Browser, monke
     assert Job.objects.filter(state="queued").count() == 2_200
     assert said(answer).startswith("2200 requeued.")
     assert "2,200 jobs are the most at one time" in said(answer)
-    assert LogEntry.objects.count() == 2_200
+    assert LogEntry.objects.count() == 0
+    assert AuditEntry.objects.get().changed == 2_200
+
+
+@pytest.mark.parametrize(("jobs", "entries"), [(100, 100), (101, 0)])
+def test_jobs_of_small_actions_alone_have_it_in_their_history(jobs: int, entries: int, browser: Browser) -> None:
+    fill(dead=jobs)
+    act(browser(superuser=True), "requeue_jobs", Job.objects.latest("id"), select_across="1")
+    assert LogEntry.objects.count() == entries
+    assert AuditEntry.objects.get().changed == jobs
 
 
 def test_an_action_across_a_filter_leaves_the_others_alone(browser: Browser) -> None:
