@@ -37,6 +37,7 @@ from pgqueue_django.transitions import NewJob
 
 from . import calls
 from .rights import JobRightsMixin
+from .trails import TrailMixin
 
 MAX_EDITED = 1_000_000
 """Characters of arguments that are put into a form; Django takes 2.5 MB of one."""
@@ -122,7 +123,7 @@ def _read(text: str, kind: type, wanted: str) -> Any:
     return found
 
 
-class JobCopyMixin(JobRightsMixin):
+class JobCopyMixin(TrailMixin, JobRightsMixin):
     """*Copy with changes*: of a job in any state; one that has not finished runs beside its copy."""
 
     copy_template = "admin/pgqueue_django/job/copy.html"
@@ -196,8 +197,8 @@ class JobCopyMixin(JobRightsMixin):
             made = transitions.copy(using, form.new_job, job.pk)
             facts = {"old": job.pk, "new": made.id}
             if made.created:
-                actor, reason = request.user.get_username(), form.cleaned_data["reason"]
-                audit.Trail(using, actor=actor, action="copy", target=f"job {job.pk}", reason=reason).add(1)
+                reason = form.cleaned_data["reason"]
+                self.trail(request, using, "copy", audit.told("job", [job.pk]), reason).add(1)
                 new: Any = Job(pk=made.id, task=job.task)
                 self.log_addition(request, new, gettext("Made of job %(old)s.") % facts)
                 self.log_change(request, job, gettext("Copied with changes: job %(new)s.") % facts)

@@ -156,7 +156,8 @@ class JobPageMixin(JobCopyMixin):
                     f"{part}_bytes": RawSQL(f"octet_length({column})", [], IntegerField()),  # noqa: S611
                 }
             )
-        return found.first()
+        job: Job | None = found.first()
+        return job
 
     def job_context(self, request: HttpRequest, job: Job) -> dict[str, Any]:
         """What the detail page shows; payload only for who may see it."""
