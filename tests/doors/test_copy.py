@@ -365,6 +365,19 @@ def test_what_cannot_be_logged_is_not_made(browser: Browser, monkeypatch: pytest
     assert client.post(url(job), form()).status_code == 302
 
 
+def test_what_stands_for_the_copy_already_is_no_other_jobs_copy(browser: Browser) -> None:
+    first = transitions.copy(rows.DB, rows.new(idempotency_key="k"), 7)
+    assert transitions.copy(rows.DB, rows.new(idempotency_key="k"), 8) == transitions.Enqueued(first.id, created=False)
+    assert Job.objects.get(pk=first.id).copy_of == 7
+
+
+def test_two_jobs_are_copied_apart_whatever_their_forms_say(browser: Browser) -> None:
+    jobs, client = [old_job(), old_job()], browser(*MAY)
+    for job in jobs:
+        client.post(url(job), form())
+    assert sorted(Job.objects.exclude(copy_of=None).values_list("copy_of", flat=True)) == [job.pk for job in jobs]
+
+
 def test_the_copy_costs_the_enqueue_nothing(browser: Browser) -> None:
     """One INSERT as ever; only a copy takes a second statement."""
     with rows.statements() as sent:

@@ -280,9 +280,10 @@ def test_a_cancelled_handler_may_go_on_until_its_lease_ends_and_the_page_says_so
     assert "Cancelled while it ran: its handler was told, and may go on for " in text_of(browser("view_job"), job)
     rows.move_clock(job.pk, "run_after", -1)
     assert "Cancelled while it ran" not in text_of(browser("view_job"), job)
-    waiting = rows.make_job("scheduled")
-    transitions.cancel(rows.DB, [waiting.pk])
-    assert "Cancelled while it ran" not in text_of(browser("view_job"), waiting)
+    for state in ("scheduled", "retrying"):
+        waiting = rows.make_job(state)
+        transitions.cancel(rows.DB, [waiting.pk])
+        assert "Cancelled while it ran" not in text_of(browser("view_job"), waiting)
 
 
 def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser) -> None:
@@ -336,7 +337,7 @@ def broken(*, ago: timedelta = timedelta(0), task: str = TASK) -> Job:
 
 def alike(page: str) -> str | None:
     found = re.search(r'Failed like this</dt><dd><a href="([^"]*)">([^<]*)</a>', page)
-    return found and found[2].replace("&nbsp;", " ")
+    return found and found[2].replace("&nbsp;", " ").replace("\xa0", " ")
 
 
 def test_jobs_that_failed_alike_are_counted_and_linked(browser: Browser) -> None:
@@ -444,6 +445,8 @@ def test_the_page_scans_nothing(mix: dict[str, int], browser: Browser) -> None:
     assert "pgqueue_job_error" in plans[1]
     assert "pgqueue_job_copy" in plans[1]
     assert "Sort" not in plans[1], plans[1]
+    for part in ("seen", "copies"):
+        assert re.search(rf"CTE {part}\n\s*->  Limit", plans[1]), plans[1]
 
 
 def test_the_page_reads_no_whole_payload(browser: Browser) -> None:
