@@ -191,10 +191,10 @@ class JobPageMixin(JobCopyMixin):
             "notes": list(_notes(job, now, around, steps)),
             "progress": _progress(job.progress),
             "facts": list(_facts(job, now)),
-            "original": self._link(job.copy_of, around.original) if job.copy_of else None,
-            "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]],
-            "has_more_copies": len(around.copies) > MAX_COPIES,
-            "alike": self._alike(job, around.alike),
+            "original": self._link(job.copy_of, around.original) if around and job.copy_of else None,
+            "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]] if around else [],
+            "has_more_copies": around is not None and len(around.copies) > MAX_COPIES,
+            "alike": self._alike(job, around.alike) if around else None,
             **_timeline(steps, now),
             "may_see_payload": open_payload,
             "arguments": arguments if open_payload else [],
@@ -255,9 +255,11 @@ def _count(job: Job, part: str) -> int | None:
     return excerpts.count(_start(job, part)) if _is_read_whole(job, part) else None
 
 
-def _notes(job: Job, now: datetime, around: Related, steps: Sequence[timeline.Step]) -> Iterator[str]:
+def _notes(job: Job, now: datetime, around: Related | None, steps: Sequence[timeline.Step]) -> Iterator[str]:
     """What a person has to know at once."""
-    if not around.workers and job.state not in FINISHED:
+    if around is None:
+        yield gettext("The database took too long to look for workers and jobs around this one.")
+    elif not around.workers and job.state not in FINISHED:
         yield gettext("No worker is alive.")
     elif around.workers and not around.knows:
         yield gettext("No live worker knows this task. In a deploy, those that come may.")

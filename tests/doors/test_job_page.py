@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
@@ -382,6 +383,21 @@ def test_copies_and_what_they_were_made_of_are_linked(browser: Browser) -> None:
     assert f'Copy of</dt><dd><a href="{url(old)}">{old.pk}</a> <span class="pgq-state pgq-dead">' in page
     transitions.delete(rows.DB, [old.pk])
     assert f"Copy of {old.pk} (gone)" in words(text_of(browser("view_job"), copy))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_page_is_there_although_what_is_around_the_job_takes_too_long(
+    browser: Browser, second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, client = broken(), browser(*SEES)
+    monkeypatch.setattr(snapshot, "MAX_SECONDS", 0.1)
+    with second_connection.transaction(force_rollback=True):
+        second_connection.execute("LOCK TABLE pgqueue_worker")
+        page = text_of(client, job)
+    assert "The database took too long to look for workers and jobs around this one." in page
+    assert "boom" in page
+    assert alike(page) is None
+    assert alike(text_of(client, job)) is not None
 
 
 def test_many_copies_are_cut(browser: Browser) -> None:
