@@ -25,7 +25,7 @@ from django.utils.translation import gettext, ngettext, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 from psycopg.errors import QueryCanceled
 
-from pgqueue_django import search, walks
+from pgqueue_django import argument_index, search, walks
 from pgqueue_django.dashboard.wording import LABELS, moment, state_mark, when
 from pgqueue_django.models import Job
 from pgqueue_django.search import Condition, Query, SearchError
@@ -154,13 +154,25 @@ class JobChangeList(ChangeList):
         if filters.get("state", State.QUEUED) not in LABELS or any("\0" in value for value in filters.values()):
             return None
         walk, wanted = walks.chosen(filters)
-        if query.ids is not None:
-            walk = walks.of_numbers(query.ids)
-        elif query.fingerprint is not None:
-            walk = walks.of_error(query.fingerprint)
+        wanted += query.conditions
         if query.fingerprint is not None:
             wanted.append(walks.equal("error_fingerprint", query.fingerprint))
-        return Asked(walk, [*wanted, *query.conditions], SinceFilter.seconds.get(since or ""))
+        if query.ids is not None:
+            walk = walks.of_numbers(query.ids)
+        elif query.key is not None:
+            walk = walks.of_key(query.key)
+        elif query.fingerprint is not None:
+            walk = walks.of_error(query.fingerprint)
+        elif (numbers := self._numbers(wanted)) is not None:
+            walk = walks.of_numbers(numbers)
+        return Asked(walk, wanted, SinceFilter.seconds.get(since or ""))
+
+    def _numbers(self, wanted: list[Condition]) -> list[int] | None:
+        """Of jobs that the index on arguments has found, where there is one."""
+        try:
+            return argument_index.numbers(self.root_queryset.db, wanted)
+        except DataError:
+            return None  # the walk may not come to that row, and says so if it does
 
     def get_results(self, request: HttpRequest) -> None:
         asked = self._asked(request)

@@ -17,7 +17,8 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat conf options tracing
-    models search audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures walks
+    models search argument_index
+    audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures walks
     worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
     worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
     worker.loop worker.supervisor worker.process worker.progress worker.reload
@@ -25,7 +26,8 @@ ORDER = (  # as lines of words: a list of strings reads worse
     api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing
     api.views api.urls api
     dashboard.wording dashboard urls
-    admin.rights admin.choices admin.listing admin.actions admin.problems admin.detail admin.jobs admin.workers admin.queues
+    admin.rights admin.choices
+    admin.listing admin.actions admin.problems admin.detail admin.jobs admin.workers admin.queues
     admin.schedules admin testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.selection management.commands management.commands.*
     apps __init__
