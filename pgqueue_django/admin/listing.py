@@ -271,7 +271,7 @@ class JobChangeList(ChangeList):
         self.count_text = ""
         if jobs is not None:
             number = number_format(jobs, force_grouping=True) + ("" if is_exact else "+")
-            self.count_text = ngettext("%(number)s job", "%(number)s jobs", jobs) % {"number": number}
+            self.count_text = ngettext("%(number)s job", "%(number)s jobs", jobs if is_exact else 2) % {"number": number}
         self.head = ", ".join(filter(None, (self.count_text, str(_order(asked)) if page.rows else "")))
 
 
