@@ -41,7 +41,7 @@ LISTED = 10_000
 """Jobs that one action moves at the most: all that a list whose length is known can have."""
 COUNT_SECONDS = 0.5
 """A list whose jobs are not counted by then comes without their number."""
-_SALT = "pgqueue_django.admin.listing"
+SALT = "pgqueue_django.admin.listing"
 
 
 class JobFilter(admin.SimpleListFilter):
@@ -240,13 +240,13 @@ class JobChangeList(ChangeList):
         if not text:
             return None, False
         try:
-            backwards, is_after, *place = walks.read(text, _SALT, self._filters())
+            backwards, is_after, *place = walks.read(text, SALT, self._filters())
         except ValueError:
             raise IncorrectLookupParameters from None
         return Cut(tuple(place), is_after), backwards
 
     def _url(self, cut: Cut, *, backwards: bool) -> str:
-        text = walks.written([backwards, cut.is_after, *cut.place], _SALT, self._filters())
+        text = walks.written([backwards, cut.is_after, *cut.place], SALT, self._filters())
         return self.get_query_string({PAGE_VAR: text})
 
     def _say(self, asked: Asked | None, page: Page, jobs: int | None, is_exact: bool) -> None:
@@ -271,7 +271,9 @@ class JobChangeList(ChangeList):
         self.count_text = ""
         if jobs is not None:
             number = number_format(jobs, force_grouping=True) + ("" if is_exact else "+")
-            self.count_text = ngettext("%(number)s job", "%(number)s jobs", jobs if is_exact else 2) % {"number": number}
+            self.count_text = ngettext("%(number)s job", "%(number)s jobs", jobs if is_exact else 2) % {
+                "number": number
+            }
         self.head = ", ".join(filter(None, (self.count_text, str(_order(asked)) if page.rows else "")))
 
 

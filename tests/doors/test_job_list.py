@@ -537,7 +537,7 @@ def test_a_page_far_away_begins_where_it_is(state: str, viewer: Client, monkeypa
     row = jobs.order_by(*ORDERS.get(state, ("-id",))).values(*walk.place)[9_000]
     for backwards in (False, True):
         cut = walks.Cut(tuple(row[name] for name in walk.place), not backwards)
-        text = walks.written([backwards, cut.is_after, *cut.place], listing._SALT, {"state": state} if state else {})
+        text = walks.written([backwards, cut.is_after, *cut.place], listing.SALT, {"state": state} if state else {})
         with CaptureQueriesContext(connection) as queries:
             assert len(listed(viewer, p=text, **({"state": state} if state else {}))) == 100
         sql = next(one["sql"] for one in queries if "is_last" in one["sql"])
