@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.db import connection
+from django.db import connection, transaction
 from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -487,13 +487,14 @@ ASKED = ("", "queue=q1", "task=shop.tasks.t1", "worker=w1", "error=shop.CardErro
 
 def plans(queries: CaptureQueriesContext) -> Iterator[tuple[str, str]]:
     """Each reading of the table of jobs and its plan, with the settings that it had."""
-    for one in queries:
-        sql = one["sql"]
-        if "SAVEPOINT" in sql or "set_config" in sql:
-            with connection.cursor() as cursor:
-                cursor.execute(sql)
-        elif "pgqueue_job" in sql:
-            yield sql, plan(sql.replace("%", "%%"))
+    with transaction.atomic():
+        for one in queries:
+            sql = one["sql"]
+            if "SAVEPOINT" in sql or "set_config" in sql:
+                with connection.cursor() as cursor:
+                    cursor.execute(sql)
+            elif "pgqueue_job" in sql:
+                yield sql, plan(sql.replace("%", "%%"))
 
 
 @pytest.mark.parametrize(
