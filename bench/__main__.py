@@ -9,7 +9,20 @@ from bench.lab import ROOT
 
 # The longest last, so that an interrupted run has most of the page.
 ALL = [
-    *("drain", "limit", "latency", "enqueue", "memory", "crash", "restart", "snapshot", "prune", "growth", "modes"),
+    *(
+        "drain",
+        "limit",
+        "latency",
+        "enqueue",
+        "memory",
+        "crash",
+        "restart",
+        "snapshot",
+        "pages",
+        "prune",
+        "growth",
+        "modes",
+    ),
     "peers",
 ]
 

@@ -20,7 +20,20 @@ from bench.record import RESULTS, spread
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 ORDER = [
-    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "modes", "memory", "crash"),
+    *(
+        "drain",
+        "limit",
+        "peers",
+        "latency",
+        "enqueue",
+        "growth",
+        "prune",
+        "snapshot",
+        "pages",
+        "modes",
+        "memory",
+        "crash",
+    ),
     "restart",
 ]
 TITLES = {
@@ -32,6 +45,7 @@ TITLES = {
     "growth": "Full tables and long transactions",
     "prune": "Pruning beside work",
     "snapshot": "Reading the whole queue",
+    "pages": "Pages for people",
     "modes": "Why SKIP LOCKED",
     "memory": "Memory and connections",
     "crash": "Workers that are killed",
@@ -320,6 +334,21 @@ def snapshot(result: Result, page: Page) -> None:
     page.say(*table(["finished jobs", "p50, ms", "p99, ms", "pages looked at"], rows))
 
 
+def pages(result: Result, page: Page) -> None:
+    sizes = result.settings("jobs")
+    rows = []
+    for name in result.settings("page"):
+        row = [name]
+        for size in sizes:
+            row += figure_row(result.figures(jobs=size, page=name), "cpu_ms", "ms_p50")
+        rows.append(row)
+    page.say(*table(["page", *(f"{size:,} jobs, ms {what}" for size in sizes for what in ("CPU", "p50"))], rows))
+    names = ("enqueue_us", "enqueue_many_us", "claim_and_settle_us", "index_mb")
+    rows = [[which, *figure_row(result.figures(index=which), *names)] for which in result.settings("index")]
+    heads = ["index on arguments", "enqueue, µs of the server a job", "in bulk", "claim and settle", "its size, MB"]
+    page.say(*table(heads, rows))
+
+
 def modes(result: Result, page: Page) -> None:
     counts = result.settings("workers")
     for claims in result.settings("claims"):
@@ -372,6 +401,7 @@ SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "growth": growth,
     "prune": prune,
     "snapshot": snapshot,
+    "pages": pages,
     "modes": modes,
     "memory": memory,
     "crash": crash,

@@ -197,8 +197,7 @@ class JobCopyMixin(TrailMixin, JobRightsMixin):
             made = transitions.copy(using, form.new_job, job.pk)
             facts = {"old": job.pk, "new": made.id}
             if made.created:
-                reason = form.cleaned_data["reason"]
-                self.trail(request, using, "copy", audit.told("job", [job.pk]), reason).add(1)
+                self.trail(request, using, "copy", audit.told("job", [job.pk])).add(1)
                 new: Any = Job(pk=made.id, task=job.task)
                 self.log_addition(request, new, gettext("Made of job %(old)s.") % facts)
                 self.log_change(request, job, gettext("Copied with changes: job %(new)s.") % facts)
