@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from psycopg.conninfo import conninfo_to_dict
 
 from e2e.browser.axe import HOME
@@ -21,6 +21,9 @@ from e2e.browser.tabs import Tab, launch
 from testproject.settings import database_url
 
 FAILED = HOME / "failed"
+
+# What is right is so in a few hundred milliseconds; the machine may be busy.
+expect.set_options(timeout=20_000)
 
 OpenTab = Callable[..., Tab]
 OpenSite = Callable[..., Site]

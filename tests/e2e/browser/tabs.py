@@ -55,7 +55,7 @@ class Tab:
     def another(self) -> Page:
         """One more tab of the same person and browser."""
         page = self.context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(20_000)
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self._fault(f"script: {error}"))
         page.on("request", self._asked)

@@ -13,8 +13,6 @@ from e2e.browser.conftest import OpenSite, OpenTab
 from e2e.browser.sites import Site
 
 ADMIN = "/admin/pgqueue_django"
-SECONDS = 20_000
-"""Milliseconds that a person would wait; a page that is right is right in a few hundred."""
 
 
 @pytest.fixture(scope="module", params=["asgi", "wsgi"])
