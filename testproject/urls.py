@@ -9,6 +9,7 @@ urlpatterns = [
     path("", include("testproject.shop.urls")),
     path("admin/", admin.site.urls),
     path("pgqueue/", include("pgqueue_django.urls")),
+    path("status/", include("pgqueue_django.public_urls")),
     # Browsers ask for it on pages that name no icon, such as the admin's.
     path("favicon.ico", RedirectView.as_view(url=static("shop/icon.svg"))),
 ]

@@ -6,12 +6,14 @@ from django.contrib import admin
 
 from pgqueue_django.models import Job
 
+from .dashboard import DashboardPageMixin
 from .detail import JobPageMixin
 from .listing import JobListMixin
 from .problems import ProblemsPageMixin
+from .rights import ReadOnlyMixin
 
 
-class JobAdminMixin(JobListMixin, ProblemsPageMixin, JobPageMixin):
+class JobAdminMixin(ReadOnlyMixin, JobListMixin, DashboardPageMixin, ProblemsPageMixin, JobPageMixin):
     """Lists and shows jobs; sends back and cancels by ``transitions``. To be put before a ModelAdmin."""
 
     class Media:
