@@ -11,20 +11,36 @@ from e2e.browser.tabs import WIDTHS, Tab, scrolls_sideways
 
 ADMIN = "/admin/pgqueue_django"
 PAGES = {
+    "index": f"{ADMIN}/",
+    "dashboard": f"{ADMIN}/job/dashboard/",
+    "dashboard of a day": f"{ADMIN}/job/dashboard/?window=day",
+    "how it works": f"{ADMIN}/job/dashboard/how/",
     "list": f"{ADMIN}/job/",
-    "list of dead jobs": f"{ADMIN}/job/?state=dead",
-    "search": f"{ADMIN}/job/?q=args.tenant_id:7",
+    "search": f"{ADMIN}/job/?state=dead&q=args.tenant_id:3",
     "problems": f"{ADMIN}/job/problems/",
     "workers": f"{ADMIN}/worker/",
     "queues": f"{ADMIN}/queue/",
     "schedules": f"{ADMIN}/schedule/",
+    "audit log": f"{ADMIN}/auditentry/",
 }
-JOBS = ("succeeded", "dead", "failed", "retrying", "scheduled", "queued", "running", "cancelled", "unknown")
+# Of one job; more than the job itself stands after a slash.
+JOBS = (
+    "succeeded",
+    "dead",
+    "failed",
+    "retrying",
+    "scheduled",
+    "queued",
+    "running",
+    "cancelled",
+    "unknown",
+    "dead/copy",
+)
 
 
 @pytest.fixture(scope="module")
 def filled(open_site: OpenSite) -> Site:
-    return open_site("wsgi", "filled")
+    return open_site("wsgi", "filled", "audited")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +49,10 @@ def empty(open_site: OpenSite) -> Site:
 
 
 def address(site: Site, page: str) -> str:
-    return PAGES.get(page) or f"{ADMIN}/job/{site.told[page]}/change/"
+    if page in PAGES:
+        return PAGES[page]
+    job, _, what = page.partition("/")
+    return f"{ADMIN}/job/{site.told[job]}/{what or 'change'}/"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *JOBS])
@@ -61,3 +80,13 @@ def test_a_page_does_not_scroll_sideways(filled: Site, open_tab: OpenTab, page: 
     for name, width in WIDTHS.items():
         tab.page.set_viewport_size({"width": width, "height": 844})
         assert scrolls_sideways(tab.page) == [], name
+
+
+@pytest.mark.parametrize("page", [*PAGES, *JOBS])
+def test_a_page_is_right_to_left_where_the_language_is(filled: Site, open_tab: OpenTab, page: str) -> None:
+    tab = open_tab(filled, locale="he")
+    shown = tab.goto(address(filled, page))
+    assert shown.evaluate("getComputedStyle(document.querySelector('#content-main')).direction") == "rtl"
+    for name, width in WIDTHS.items():
+        shown.set_viewport_size({"width": width, "height": 844})
+        assert scrolls_sideways(shown) == [], name

@@ -12,7 +12,7 @@ import django
 django.setup()
 
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY  # noqa: E402
-from django.contrib.auth.models import Permission, User  # noqa: E402
+from django.contrib.auth.models import Group, User  # noqa: E402
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
@@ -23,8 +23,6 @@ from pgqueue_django.models import Schedule, Worker  # noqa: E402
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Settled, Succeeded  # noqa: E402
 from testproject.shop import seed  # noqa: E402
 from tests.verbs.rows import claim_one, heartbeat, new, settle  # noqa: E402
-
-VIEWER = ("view_job", "view_queue", "view_worker", "view_schedule", "view_dashboard")
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -39,11 +37,12 @@ orders.tasks.CardDeclined: {message}
 
 
 def people() -> dict[str, Any]:
-    """Sessions by user name: an admin, who also has a password, a viewer, and one of the staff without any right."""
+    """Sessions by user name: an admin, who also has a password, an operator, a viewer, a clerk without any right."""
     seed.products()
     seed.admin("e2e")
-    viewer = User.objects.create(username="viewer", is_staff=True)
-    viewer.user_permissions.set(Permission.objects.filter(codename__in=VIEWER))
+    call_command("pgqueue_groups", stdout=sys.stderr)
+    for name in ("operator", "viewer"):
+        User.objects.create(username=name, is_staff=True).groups.add(Group.objects.get(name=f"Queue {name}"))
     User.objects.create(username="clerk", is_staff=True)
     return {"people": {user.username: _session(user) for user in User.objects.all()}}
 
@@ -150,6 +149,19 @@ def busy() -> dict[str, Any]:
 def one() -> dict[str, Any]:
     """One job that a worker is to take at once."""
     return {"one": tasks.welcome.enqueue("first@mail.example").id}
+
+
+def audited() -> dict[str, Any]:
+    """What people have done."""
+    for number in range(3):
+        trail = Trail("default", actor="ana", action="requeue", target=f"{number + 1} jobs", reason="the bank is back")
+        trail.add(number + 1, skipped=number)
+    return {}
+
+
+def mailed() -> dict[str, Any]:
+    """One job of the queue that a test is to pause."""
+    return {"mailed": tasks.welcome.using(queue_name="letters").enqueue("ada@mail.example").id}
 
 
 def exporting(gate: str) -> dict[str, Any]:
