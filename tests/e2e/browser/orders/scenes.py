@@ -19,6 +19,7 @@ from django.db import connection  # noqa: E402
 from orders import tasks  # noqa: E402
 
 from pgqueue_django import enqueue_many, queues, transitions  # noqa: E402
+from pgqueue_django.audit import Trail  # noqa: E402
 from pgqueue_django.models import Schedule, Worker  # noqa: E402
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Settled, Succeeded  # noqa: E402
 from testproject.shop import seed  # noqa: E402
