@@ -51,6 +51,8 @@ def faults(page: Page, scope: str = "#content-main") -> list[str]:
     """What axe finds below ``scope``, one line for each rule; the admin's own frame has faults that are not ours."""
     # Evaluated, not added as a script tag: the policy of our pages refuses those, as it should.
     page.evaluate(fetch().read_text())
+    # Colours that are on their way from one theme to the other are of neither.
+    page.evaluate("Promise.all(document.getAnimations().map(one => one.finished))")
     found = page.evaluate(
         """([scope, others, tags]) => axe.run(
             {include: [[scope]], exclude: others.map(other => [other])},
