@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.14 pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test e2e lint docs bench messages clean
+.PHONY: demo test e2e screenshots lint docs bench messages clean
 
 # SECONDS=20 closes the shop by itself; without it, Ctrl-C does. DEMO_*: see python -m testproject.demo --help.
 demo: $(VENV)/.installed-demo
@@ -19,6 +19,10 @@ test: $(VENV)/.installed-test
 # In Debian's Chromium, which must be there. ARGS as above; E2E_PYTHON=.tox/py311-dj52/bin/python for another Django.
 e2e: $(VENV)/.installed-e2e
 	@exec $(BIN)/python -m pytest tests/e2e/browser $(ARGS)
+
+# Those of docs/_static, taken anew.
+screenshots: $(VENV)/.installed-e2e
+	@exec $(BIN)/python -m pytest tests/e2e/browser/screenshots.py $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

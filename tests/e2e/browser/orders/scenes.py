@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from datetime import timedelta
 from typing import Any
@@ -18,10 +19,11 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
 from orders import tasks  # noqa: E402
 
-from pgqueue_django import enqueue_many, queues, transitions  # noqa: E402
+from pgqueue_django import enqueue_many, queues, stats, transitions  # noqa: E402
 from pgqueue_django.audit import Trail  # noqa: E402
-from pgqueue_django.models import Schedule, Worker  # noqa: E402
+from pgqueue_django.models import Job, Schedule, Worker  # noqa: E402
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Settled, Succeeded  # noqa: E402
+from pgqueue_django.states import FINISHED, State  # noqa: E402
 from testproject.shop import seed  # noqa: E402
 from tests.verbs.rows import claim_one, heartbeat, new, settle  # noqa: E402
 
@@ -71,7 +73,7 @@ def filled() -> dict[str, Any]:
     for order in range(1041, 1049):
         told["succeeded"] = _ended(anvil, _charge(order, 1999), Succeeded('{"charged": 1999}'))
     for order in range(1051, 1056):
-        told["dead"] = _ended(anvil, _charge(order, 4290, max_attempts=2), *2 * [DeadLettered(_declined(order))])
+        told["dead"] = _ended(anvil, _charge(order, 4290, max_attempts=3), *3 * [DeadLettered(_declined(order))])
     for address in ("ada@mail.example", "grace@mail.example"):
         refused = Failure(
             Kind.ERROR,
@@ -99,6 +101,7 @@ def filled() -> dict[str, Any]:
             progress={held.id: json.dumps({"fraction": fraction, "message": f"day {number + 5} of 20"})},
         )
 
+    _spread()
     queues.pause("default", "mail", reason="the provider is down", actor="ana")
     Schedule.objects.create(
         name="takings", task="testproject.shop.tasks.mail_takings", line="0 6 * * *", zone="Europe/Warsaw",
@@ -109,6 +112,28 @@ def filled() -> dict[str, Any]:
     )
     _sql("ANALYZE")
     return told
+
+
+def _spread() -> None:
+    """As if all of that had taken an hour, and the attempts their time."""
+    jobs = list(Job.objects.order_by("pk"))
+    for number, job in enumerate(jobs):
+        moment = _moment(f"-{(len(jobs) - number) * 170} seconds")
+        changes: dict[str, Any] = {"enqueued_at": moment}
+        history = job.history
+        for attempt, entry in enumerate(history):
+            moment += timedelta(seconds=3 + 6 * attempt**2)
+            begin, moment = moment, moment + timedelta(seconds=1.4 + 0.8 * attempt)
+            entry |= {"started_at": begin.isoformat(), "ended_at": moment.isoformat()}
+        if job.state == State.SUCCEEDED:
+            begin, moment = moment + timedelta(seconds=0.02), moment + timedelta(seconds=0.14)
+        if job.state not in (State.QUEUED, State.SCHEDULED, State.CANCELLED):
+            changes |= {"history": history, "started_at": begin if history or job.state == State.SUCCEEDED else moment}
+        if job.state in FINISHED:
+            changes["finished_at"] = moment
+        if job.state == State.QUEUED:
+            changes["run_after"] = moment
+        Job.objects.filter(pk=job.pk).update(**changes)
 
 
 def _charge(order: int, cents: int, **options: Any) -> int:
@@ -150,6 +175,34 @@ def busy() -> dict[str, Any]:
 def one() -> dict[str, Any]:
     """One job that a worker is to take at once."""
     return {"one": tasks.welcome.enqueue("first@mail.example").id}
+
+
+def pictured() -> dict[str, Any]:
+    """An hour of a busy shop behind the jobs that are there, for pictures; the same in each of them."""
+    # Of the minute that has begun there is as much as has passed.
+    begun = float(_sql("SELECT extract(second FROM statement_timestamp()) / 60"))
+    for minute in range(61):
+        swing = (1 + math.sin(minute / 9) / 2) * (begun if minute == 60 else 1)
+        trouble = 25 if 38 <= minute <= 44 else 2
+        for task, queue, rate in ((tasks.charge.path, "billing", 1300), (tasks.welcome.path, "mail", 800)):
+            done = int(rate * swing)
+            _sql(
+                """INSERT INTO pgqueue_stat (minute, worker_id, queue_name, task, succeeded, retried, failed, dead,
+                       expired, pickup_counts, pickup_seconds, run_counts, run_seconds)
+                   SELECT date_trunc('minute', statement_timestamp()) - make_interval(mins => %s), 'an earlier worker',
+                       %s, %s, %s, %s, %s, 0, 0, %s::bigint[], %s, %s::bigint[], %s""",
+                *(60 - minute, queue, task, done, trouble, trouble),
+                *(_lengths(done, 2 + trouble // 25), done * 0.006, _lengths(done, 5), done * 0.12),
+            )
+    return {}
+
+
+def _lengths(count: int, middle: int) -> list[int]:
+    """So many lengths of time, most of them in the bucket ``middle``."""
+    counts = [0] * (len(stats.BOUNDS) + 1)
+    for place, share in ((-1, 0.2), (0, 0.55), (1, 0.15), (2, 0.08), (3, 0.02)):
+        counts[middle + place] = round(count * share)
+    return counts
 
 
 def audited() -> dict[str, Any]:
