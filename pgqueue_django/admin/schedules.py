@@ -64,6 +64,9 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
     To run one and to switch one are rights of their own, beside that to change what it does.
     """
 
+    class Media:
+        css = {"all": ["pgqueue_django/admin.css"]}
+
     form = ScheduleForm
     list_display = ("name", "line", "zone", "is_enabled", "next_at", "error", "task", "last_fired_at", "late")
     list_filter = ("is_enabled", "is_code")
