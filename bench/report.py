@@ -20,8 +20,8 @@ from bench.record import RESULTS, spread
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 ORDER = [
-    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "modes", "memory", "crash"),
-    "restart",
+    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "dashboard", "modes", "memory"),
+    *("crash", "restart"),
 ]
 TITLES = {
     "drain": "Draining a backlog",
@@ -32,6 +32,7 @@ TITLES = {
     "growth": "Full tables and long transactions",
     "prune": "Pruning beside work",
     "snapshot": "Reading the whole queue",
+    "dashboard": "People who look at the dashboard",
     "modes": "Why SKIP LOCKED",
     "memory": "Memory and connections",
     "crash": "Workers that are killed",
@@ -320,6 +321,23 @@ def snapshot(result: Result, page: Page) -> None:
     page.say(*table(["finished jobs", "p50, ms", "p99, ms", "pages looked at"], rows))
 
 
+def dashboard(result: Result, page: Page) -> None:
+    from bench.dashboard import ROWS
+
+    rows = [
+        [how, viewers, *figure_row(result.figures(how=how, viewers=viewers), *ROWS)]
+        for how in result.settings("how")
+        for viewers in result.settings("viewers", how=how)
+        if how != "-"
+    ]
+    heads = ["server", "viewers", "CPU, %", "before, MB", "peak, MB", "frames/s", "p50, ms", "p99, ms", "statements/s"]
+    page.say(*table([*heads, "walks/s", "sessions", "503s"], rows))
+    figures = result.figures(viewers="reading")
+    names = ("reading_ms_p50", "reading_ms_max", "frame_ms_p50", "frame_bytes")
+    heads = ["", "p50, ms", "longest, ms", "a frame of it, ms", "bytes"]
+    page.say(*table(heads, [["a reading", *figure_row(figures, *names)]]))
+
+
 def modes(result: Result, page: Page) -> None:
     counts = result.settings("workers")
     for claims in result.settings("claims"):
@@ -372,6 +390,7 @@ SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "growth": growth,
     "prune": prune,
     "snapshot": snapshot,
+    "dashboard": dashboard,
     "modes": modes,
     "memory": memory,
     "crash": crash,

@@ -618,7 +618,7 @@ def test_schedules_run_skip_and_are_switched(browser: Browser) -> None:
     assert again.is_enabled
     assert again.next_at is not None
     assert again.next_at > rows.database_now()
-    press(client, "enable_schedule", schedule=row.pk)
+    assert said(press(client, "enable_schedule", schedule=row.pk)) == ["nightly: it was so already"]
     assert list(AuditEntry.objects.order_by("pk").values_list("action", "target", "changed", "skipped")) == [
         ("run_schedule", "schedule nightly", 1, 0),
         ("skip_schedule", "schedule nightly", 1, 0),
