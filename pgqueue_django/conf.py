@@ -80,6 +80,8 @@ class Settings:
     """Finished jobs that are kept at the most, whatever their age. None: their age alone decides."""
     IDEMPOTENCY_RETENTION: float = DAY
     """A finished job with an idempotency key is kept at least this long."""
+    AUDIT_RETENTION: float | None = 400 * DAY
+    """Age at which entries of the audit log are pruned; None keeps them for ever."""
     LISTEN: bool = True
     """False: workers only poll."""
     LISTEN_DATABASE: str | None = None
@@ -102,6 +104,12 @@ class Settings:
     """Requests of one actor to the JSON API: ``"100/s"``, ``"1000/min"``, ``"5000/h"``. None: no limit."""
     API_MAX_QUEUE_DEPTH: int | None = None
     """Jobs ready or waiting in a queue beyond which the JSON API enqueues no more there. None: no limit."""
+    READ_ONLY: bool = False
+    """True: neither the admin nor the JSON API has a route that changes something, whoever asks."""
+    PUBLIC: bool = False
+    """True: of ``pgqueue_django.urls`` there is the status page alone."""
+    PUBLIC_DATABASE: str | None = None
+    """Alias that the status page reads, a replica or a role that may only read. None: the one of the jobs."""
 
     @property
     def problems(self) -> Mapping[str, float]:
@@ -151,6 +159,21 @@ def before_checks() -> Settings:
     return Settings() if mistakes() else current()
 
 
+def is_read_only() -> bool:
+    """Whether READ_ONLY is on. Also while another key is wrong: that must not open what was meant to be closed."""
+    return _is_on("READ_ONLY")
+
+
+def is_public() -> bool:
+    """Whether PUBLIC is on; as READ_ONLY."""
+    return _is_on("PUBLIC")
+
+
+def _is_on(key: str) -> bool:
+    given = _given()
+    return isinstance(given, Mapping) and bool(given.get(key))
+
+
 def mistakes() -> list[Mistake]:
     """All that is wrong with the settings as they are now."""
     given = _given()
@@ -198,7 +221,7 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
         yield _number("HEARTBEAT", given.HEARTBEAT, above=0, most=DAY)
     if given.TIMEOUT is not None:
         yield _number("TIMEOUT", given.TIMEOUT, above=0, most=366 * DAY)
-    for name in ("LISTEN", "METRICS_PUBLIC", "TRACING"):
+    for name in ("LISTEN", "METRICS_PUBLIC", "TRACING", "READ_ONLY", "PUBLIC"):
         if not isinstance(value := getattr(given, name), bool):
             yield _mistake(name, value, "give True or False")
     if given.LIVE not in ("poll", "sse"):
@@ -206,13 +229,15 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     if given.TRACING is True and not _is_installed("opentelemetry.trace"):
         problem = 'settings.PGQUEUE["TRACING"] is True, and OpenTelemetry cannot be imported'
         yield Mistake("TRACING", problem, 'pip install "pgqueue_django[otel]"')
-    if (alias := given.LISTEN_DATABASE) is not None:
-        postgresql = [name for name in connections if connections[name].vendor == "postgresql"]
+    for name, leads in (
+        ("LISTEN_DATABASE", "that leads directly to the server of the jobs"),
+        ("PUBLIC_DATABASE", "that the status page is to read the jobs by"),
+    ):
+        if (alias := getattr(given, name)) is None:
+            continue
+        postgresql = [one for one in connections if connections[one].vendor == "postgresql"]
         if alias not in postgresql:
-            remedy = (
-                f"give the alias that leads directly to the server of the jobs, one of {', '.join(postgresql)}, or None"
-            )
-            yield _mistake("LISTEN_DATABASE", alias, remedy)
+            yield _mistake(name, alias, f"give the alias {leads}, one of {', '.join(postgresql)}, or None")
     for name in ("CONCURRENCY", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES"):
         yield _whole(name, getattr(given, name), least=1, most=2**31 - 1)
     yield _whole("MAX_HISTORY", given.MAX_HISTORY, least=2, most=2**31 - 1, why=": the first failure and the newest")
@@ -223,6 +248,8 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
     yield from _wrong_limits(given.PROBLEMS)
     yield from _wrong_api(given)
     yield _number("IDEMPOTENCY_RETENTION", given.IDEMPOTENCY_RETENTION, above=-1, most=36_500 * DAY)
+    if given.AUDIT_RETENTION is not None:
+        yield _number("AUDIT_RETENTION", given.AUDIT_RETENTION, above=-1, most=36_500 * DAY)
     if given.RETENTION is not None and not isinstance(given.RETENTION, Mapping):
         yield _mistake("RETENTION", given.RETENTION, "give a dict of ages by state, or None")
         return

@@ -64,6 +64,8 @@ class Query:
     ids: tuple[int, ...] | None = None
     fingerprint: str | None = None
     """It asks for the failed and dead jobs of one kind of error, which have an index of their own."""
+    told: str = ""
+    """The terms as others may read them: of those that read payload, what they look at and not what for."""
 
     @property
     def params(self) -> list[Any]:
@@ -87,6 +89,7 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
     conditions = list[Condition]()
     ids: tuple[int, ...] | None = None
     fingerprint: str | None = None
+    told = list[str]()
     for number, found in enumerate(_TERM.finditer(text)):
         if number == MAX_TERMS:
             raise SearchError("many", found.start(), most=MAX_TERMS)
@@ -97,6 +100,7 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
             field, value, at = found["field"], found["value"].strip('"'), found.start("value")
         if not value:
             raise SearchError("empty", at, field=field)
+        told.append(found.group())
         if field == "id":
             named = tuple(_ids(value, at))
             ids = named if ids is None else tuple(id for id in ids if id in named)
@@ -106,7 +110,9 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
             fingerprint = value
         else:
             conditions.append(_condition(field, value, at if found["field"] is None else found.start(), positions))
-    return Query(tuple(conditions), ids, fingerprint)
+            if conditions[-1].reads_payload:
+                told[-1] = f"{field}:…"
+    return Query(tuple(conditions), ids, fingerprint, " ".join(told))
 
 
 def _ids(value: str, at: int) -> Iterator[int]:

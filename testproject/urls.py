@@ -7,4 +7,5 @@ urlpatterns = [
     path("", include("testproject.shop.urls")),
     path("admin/", admin.site.urls),
     path("pgqueue/", include("pgqueue_django.urls")),
+    path("status/", include("pgqueue_django.public_urls")),
 ]

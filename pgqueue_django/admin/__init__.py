@@ -11,9 +11,10 @@ and what is asked of those rows.
     class JobAdmin(JobAdminMixin, unfold.admin.ModelAdmin): ...
 """
 
+from .audit_log import AuditEntryAdmin
 from .jobs import JobAdmin, JobAdminMixin
 from .queues import QueueAdmin
 from .schedules import ScheduleAdmin
 from .workers import WorkerAdmin
 
-__all__ = ["JobAdmin", "JobAdminMixin", "QueueAdmin", "ScheduleAdmin", "WorkerAdmin"]
+__all__ = ["AuditEntryAdmin", "JobAdmin", "JobAdminMixin", "QueueAdmin", "ScheduleAdmin", "WorkerAdmin"]

@@ -17,20 +17,26 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from pgqueue_django import transitions
+from pgqueue_django import audit, search, transitions
+from pgqueue_django.audit import Action
 from pgqueue_django.dashboard.wording import LABELS
 from pgqueue_django.models import Job
+from pgqueue_django.search import SearchError
 from pgqueue_django.snapshot import index_walks
 from pgqueue_django.states import State
 
 from . import listing
 from .listing import most_listed
 from .rights import JobRightsMixin
+from .trails import TrailMixin
+
+MAX_LOGGED = 100
+"""Jobs of one action up to which each has an entry in its own history; of more the audit log tells alone."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    arrow: str  # in states.TRANSITIONS
+    arrow: Action  # in states.TRANSITIONS
     move: Callable[[str, Collection[int]], set[int]]
     button: Any
     done: Any
@@ -96,7 +102,7 @@ def _report(using: str, verb: str, moved: Collection[int], skipped: Sequence[int
     return text, messages.WARNING
 
 
-class JobActionsMixin(JobRightsMixin):
+class JobActionsMixin(TrailMixin, JobRightsMixin):
     """Sends back, runs now, cancels and deletes, by the verbs of ``transitions``."""
 
     actions = ("requeue_jobs", "run_jobs_now", "cancel_jobs", "delete_finished_jobs")
@@ -135,29 +141,41 @@ class JobActionsMixin(JobRightsMixin):
         """Of the selected jobs, those that have finished are gone."""
         self._move(request, "delete_finished", queryset)
 
+    def search_told(self, words: str) -> str:
+        try:
+            return search.read(words).told
+        except SearchError:
+            return ""
+
     def _move(
         self,
         request: HttpRequest,
         verb: str,
         queryset: QuerySet[Job],
         move: Callable[[str, Collection[int]], set[int]] | None = None,
+        among: str | None = None,
     ) -> None:
+        """``among``: what the jobs were chosen from, if it is not the list."""
         using = router.db_for_write(self.model)
         move = move or VERBS[verb].move
         with index_walks(using):
             ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: listing.LISTED + 1])
+        chosen = ids[: listing.LISTED]
+        target = audit.told("job", chosen, self.among(request) if among is None else among)
+        trail = self.trail(request, using, VERBS[verb].arrow, target)
         moved: set[int] = set()
         skipped: list[int] = []
-        for chunk in _chunks(ids[: listing.LISTED]):
-            # One transaction for what was done and who did it, where the log is in the same database.
+        for chunk in _chunks(chosen):
+            # One transaction for what was done and who did it; the admin's log may be in another database.
             with transaction.atomic(using=using):
                 # Before: of what is deleted there is no row afterwards.
-                rows = self.get_queryset(request).only("pk", "task").in_bulk(chunk)
+                rows = self.get_queryset(request).only("pk", "task").in_bulk(chunk) if len(chosen) <= MAX_LOGGED else {}
                 done = move(using, chunk)
-                if done:
+                if rows and done:
                     changed: Any = [rows[pk] for pk in sorted(done)]
                     flag = DELETION if verb == "delete_finished" else CHANGE
                     LogEntry.objects.log_actions(request.user.pk, changed, flag, str(VERBS[verb].logged))  # type: ignore[arg-type]
+                trail.add(len(done), len(chunk) - len(done))
             moved |= done
             skipped += [pk for pk in chunk if pk not in done]
         self.message_user(request, *_report(using, verb, moved, skipped))
@@ -176,6 +194,6 @@ class JobActionsMixin(JobRightsMixin):
             raise PermissionDenied
         if not self.get_queryset(request).filter(pk=pk).exists():
             return self._gone(request, str(pk))
-        self._move(request, verb, self.get_queryset(request).filter(pk=pk))
+        self._move(request, verb, self.get_queryset(request).filter(pk=pk), among="")
         is_there = self.get_queryset(request).filter(pk=pk).exists()
         return HttpResponseRedirect(self._url("change", pk) if is_there else self._url("changelist"))

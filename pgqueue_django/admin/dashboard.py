@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Collection
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import django
@@ -231,9 +231,9 @@ class DashboardPageMixin(JobActionsMixin):
                 text = gettext("There is no such job any more. Finished jobs are kept for a time only.")
                 self.message_user(request, text, messages.WARNING)
             else:
-                self._move(request, verb, jobs)
+                self._move(request, verb, jobs, among="")
         else:
-            self._schedule(request, using, verb, _number(request, "schedule"))
+            self._schedule(request, using, cast(audit.Action, verb), _number(request, "schedule"))
         window = request.POST.get("window")
         query = f"?{urlencode({'window': window})}" if window in frames.WINDOWS else ""
         return HttpResponseRedirect(self._url("dashboard") + query)
@@ -245,22 +245,18 @@ class DashboardPageMixin(JobActionsMixin):
             return self.has_requeue_permission(request)
         return self._has(request, BUTTONS[verb])
 
-    @staticmethod
-    def _trail(request: HttpRequest, using: str, action: Any, target: str, reason: str = "") -> audit.Trail:
-        return audit.Trail(using, actor=request.user.get_username(), action=action, target=target, reason=reason)
-
     def _pause(self, request: HttpRequest, using: str, name: str) -> None:
         reason = request.POST.get("reason", "").replace("\0", "").strip()[: audit.MAX_REASON]
         with transaction.atomic(using=using):
             queues.pause(using, name, reason=reason, actor=request.user.get_username())
-            self._trail(request, using, "pause", f"queue {name}", reason).add(1)
+            self.trail(request, using, "pause", f"queue {name}").add(1)
         text = gettext("%(queue)s is paused: what runs goes on, nothing new begins.") % {"queue": name}
         self.message_user(request, text, messages.SUCCESS)
 
     def _resume(self, request: HttpRequest, using: str, name: str) -> None:
         with transaction.atomic(using=using):
             is_resumed = queues.resume(using, name)
-            self._trail(request, using, "resume", f"queue {name}").add(int(is_resumed), int(not is_resumed))
+            self.trail(request, using, "resume", f"queue {name}").add(int(is_resumed), int(not is_resumed))
         if is_resumed:
             self.message_user(request, gettext("%(queue)s goes on.") % {"queue": name}, messages.SUCCESS)
         else:
@@ -279,12 +275,12 @@ class DashboardPageMixin(JobActionsMixin):
             return transitions.requeue(using, ids, State.DEAD)
 
         jobs: QuerySet[Job] = self.get_queryset(request).filter(chosen)
-        self._move(request, "requeue", jobs, requeue)
+        self._move(request, "requeue", jobs, requeue, among=f"state=dead, queue={name}")
         if len(rows) == listing.LISTED:
             text = gettext("Looked for among the newest %(most)s dead jobs: there may be more.")
             self.message_user(request, text % {"most": most_listed()}, messages.WARNING)
 
-    def _schedule(self, request: HttpRequest, using: str, verb: str, pk: int) -> None:
+    def _schedule(self, request: HttpRequest, using: str, verb: audit.Action, pk: int) -> None:
         with transaction.atomic(using=using):
             row = Schedule.objects.using(using).select_for_update().filter(pk=pk, retired_at=None).first()
             if row is None:
@@ -297,9 +293,9 @@ class DashboardPageMixin(JobActionsMixin):
             except (TaskNotFound, TypeError, InvalidPayload, InvalidSchedule) as error:
                 self.message_user(request, f"{row}: {error}", messages.ERROR)
                 return
-            self._trail(request, using, verb, f"schedule {row.name}").add(int(is_done), int(not is_done))
+            self.trail(request, using, verb, f"schedule {row.name}").add(int(is_done), int(not is_done))
             if is_done:
-                self.log_change(request, row, logged)  # type: ignore[arg-type]
+                self.log_change(request, row, logged)
             else:
                 text = gettext("it was so already")
         self.message_user(request, f"{row}: {text}", messages.SUCCESS if is_done else messages.WARNING)

@@ -10,9 +10,10 @@ from .dashboard import DashboardPageMixin
 from .detail import JobPageMixin
 from .listing import JobListMixin
 from .problems import ProblemsPageMixin
+from .rights import ReadOnlyMixin
 
 
-class JobAdminMixin(JobListMixin, DashboardPageMixin, ProblemsPageMixin, JobPageMixin):
+class JobAdminMixin(ReadOnlyMixin, JobListMixin, DashboardPageMixin, ProblemsPageMixin, JobPageMixin):
     """Lists and shows jobs; sends back and cancels by ``transitions``. To be put before a ModelAdmin."""
 
     class Media:

@@ -98,4 +98,5 @@ class ProblemsPageMixin(JobActionsMixin):
             # One that somebody else has sent back meanwhile may have succeeded.
             return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
-        self._move(request, "requeue", jobs, requeue)
+        kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
+        self._move(request, "requeue", jobs, requeue, kind)

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.contrib import admin
 from django.core.exceptions import ValidationError
-from django.db import router
+from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
 
-from pgqueue_django import queues
+from pgqueue_django import audit, queues
 from pgqueue_django.models import MOMENTS, Queue
 from pgqueue_django.options import QUEUE_NAME
+
+from .rights import ReadOnlyMixin, may
+from .trails import TrailMixin
 
 if TYPE_CHECKING:
     _QueueAdmin = admin.ModelAdmin[Queue]
@@ -26,13 +29,13 @@ else:
     _QueueForm = forms.ModelForm
 
 
-class WhereJobsAre:
+class WhereJobsAre(ReadOnlyMixin):
     """Read and written where the jobs are, whatever the router says of readings."""
 
     model: Any
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(router.db_for_write(self.model))  # type: ignore[misc,no-any-return]
+        return super().get_queryset(request).using(router.db_for_write(self.model))
 
 
 class QueueForm(_QueueForm):
@@ -54,7 +57,7 @@ class QueueForm(_QueueForm):
 
 
 @admin.register(Queue)
-class QueueAdmin(WhereJobsAre, _QueueAdmin):
+class QueueAdmin(TrailMixin, WhereJobsAre, _QueueAdmin):
     """The queues that are paused. Adding one pauses it."""
 
     form = QueueForm
@@ -71,22 +74,26 @@ class QueueAdmin(WhereJobsAre, _QueueAdmin):
         return queue.name in queues.paused(router.db_for_write(Queue))
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
-        queues.pause(
-            *(router.db_for_write(Queue), obj.name),
-            reason=obj.reason,
-            actor=request.user.get_username(),
-            until=obj.resume_at,
-        )
+        using = router.db_for_write(Queue)
+        trail = self.trail(request, using, "pause", audit.told("queue", [obj.name]), obj.reason)
+        with transaction.atomic(using=using):
+            queues.pause(using, obj.name, reason=obj.reason, actor=request.user.get_username(), until=obj.resume_at)
+            trail.add(1)
 
     @admin.action(description=pgettext_lazy("queue", "Resume"), permissions=["pause"])
     def resume_queues(self, request: HttpRequest, chosen: QuerySet[Queue]) -> None:
-        for queue in chosen:
-            if queues.resume(router.db_for_write(Queue), queue.name):
+        using, rows = router.db_for_write(Queue), list(chosen)
+        trail = self.trail(request, using, "resume", audit.told("queue", rows, self.among(request)))
+        for queue in rows:
+            with transaction.atomic(using=using):
+                goes_on = queues.resume(using, queue.name)
+                trail.add(int(goes_on), int(not goes_on))
+            if goes_on:
                 self.log_change(request, queue, gettext("Resumed."))
                 self.message_user(request, gettext("%(queue)s goes on.") % {"queue": queue.name})
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("pgqueue_django.pause_queue")
+        return may(request, "pause_queue")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return self.has_pause_permission(request)

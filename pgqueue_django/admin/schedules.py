@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.apps import apps
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
-from django.db import router
+from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.timezone import is_aware, make_aware
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
-from pgqueue_django import schedules
+from pgqueue_django import audit, schedules
+from pgqueue_django.audit import Action
 from pgqueue_django.cron import Line
 from pgqueue_django.dashboard.wording import FIELDS, length, written
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Schedule
-from pgqueue_django.tasks import resolve
 
+from . import calls
 from .queues import WhereJobsAre
+from .trails import TrailMixin
 
 if TYPE_CHECKING:
     _ScheduleAdmin = admin.ModelAdmin[Schedule]
@@ -44,25 +45,8 @@ class ScheduleForm(_ScheduleForm):
             except InvalidSchedule as error:
                 raise ValidationError({"line": _why(error)}) from error
         if {"task", "args", "kwargs"} <= set(data):
-            self._check_call(data["task"], data["args"], data["kwargs"])
+            calls.check(data["task"], data["args"], data["kwargs"])
         return data
-
-    @staticmethod
-    def _check_call(path: str, args: Any, kwargs: Any) -> None:
-        if not isinstance(args, list) or not isinstance(kwargs, dict):
-            raise ValidationError(gettext("Arguments are a JSON array, keywords a JSON object."))
-        module = path.rpartition(".")[0]
-        if module not in sys.modules and apps.get_containing_app_config(module) is None:
-            # What is imported runs, and this is a web process: not whatever somebody has written into a form.
-            raise ValidationError({"task": gettext("%(path)s is in no installed app.") % {"path": path}})
-        try:
-            resolve(path).call(*args, **kwargs)
-        except TaskNotFound as error:
-            text = gettext("There is no such task here: %(why)s")
-            raise ValidationError({"task": text % {"why": error}}) from error
-        except (TypeError, InvalidPayload) as error:
-            text = gettext("The task does not take these arguments: %(why)s")
-            raise ValidationError({"args": text % {"why": error}}) from error
 
 
 def _why(error: InvalidSchedule) -> str:
@@ -73,8 +57,11 @@ def _why(error: InvalidSchedule) -> str:
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(WhereJobsAre, _ScheduleAdmin):
-    """The schedules: those of the code can be switched off, run and skipped; a person's own be changed, too."""
+class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
+    """The schedules: those of the code can be switched off, run and skipped; a person's own be changed, too.
+
+    To run one and to switch one are rights of their own, beside that to change what it does.
+    """
 
     form = ScheduleForm
     list_display = ("name", "line", "zone", "is_enabled", "next_at", "error", "task", "last_fired_at", "late")
@@ -88,6 +75,7 @@ class ScheduleAdmin(WhereJobsAre, _ScheduleAdmin):
         *("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job", "retired_at", "error"),
     )
     _shown = ("is_code", "next_ticks", "last_tick", "last_fired_at", "late", "last_job", "retired_at", "error")
+    _switches = ("is_enabled", "skip_next")
     _of_the_code = ("name", "task", "args", "kwargs", "line", "zone", "missed", "overlap")
 
     def lookup_allowed(self, lookup: str, value: Any, request: Any = None) -> bool:
@@ -100,7 +88,16 @@ class ScheduleAdmin(WhereJobsAre, _ScheduleAdmin):
         return tuple(name for name in self.fields if name not in hidden)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        return (*self._shown, *self._of_the_code) if obj is not None and obj.is_code else self._shown
+        if obj is None:  # who makes one says whether it begins at once
+            return self._shown
+        switches = () if self.has_switch_permission(request) else self._switches
+        return (*self._shown, *(self._of_the_code if obj.is_code else ()), *switches)
+
+    def has_run_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("pgqueue_django.run_schedule")
+
+    def has_switch_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("pgqueue_django.switch_schedule")
 
     @admin.display(description=_("late by"))
     def late(self, schedule: Schedule) -> str:
@@ -124,54 +121,92 @@ class ScheduleAdmin(WhereJobsAre, _ScheduleAdmin):
         return f"{ticks} ({schedule.zone})"
 
     def save_model(self, request: HttpRequest, obj: Schedule, form: Any, change: bool) -> None:
-        changed = list(form.changed_data)
-        if not change or {"line", "zone", "is_enabled"} & set(changed):
-            schedules.plan(router.db_for_write(Schedule), obj)
-            changed += ["next_at", "error"]
-        if change:
-            # Nothing else: a worker may just have fired a tick of it, or have declared it anew.
-            values = {name: getattr(obj, name) for name in changed}
-            Schedule.objects.using(router.db_for_write(Schedule)).filter(pk=obj.pk).update(**values)
-        else:
-            super().save_model(request, obj, form, change)
+        using = router.db_for_write(Schedule)
+        # Not all that the form takes for changed: to it, an empty JSON always is.
+        changed = [name for name in form.changed_data if getattr(obj, name) != form.initial.get(name)]
+        # Of what was changed the names: what is in the arguments is not for everybody who may read this.
+        target = audit.told("schedule", [obj.name]) + (f": {', '.join(changed)}" if change else "")
+        with transaction.atomic(using=using):
+            if not change or {"line", "zone", "is_enabled"} & set(changed):
+                schedules.plan(using, obj)
+                changed += ["next_at", "error"]
+            if not change:
+                super().save_model(request, obj, form, change)
+                self.trail(request, using, "add_schedule", target).add(1)
+            elif changed:
+                # Nothing else: a worker may just have fired a tick of it, or have declared it anew.
+                values = {name: getattr(obj, name) for name in changed}
+                rows = Schedule.objects.using(using).filter(pk=obj.pk).update(**values)
+                self.trail(request, using, "change_schedule", target).add(rows)
+
+    def delete_model(self, request: HttpRequest, obj: Schedule) -> None:
+        self.delete_queryset(request, Schedule.objects.using(router.db_for_write(Schedule)).filter(pk=obj.pk))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        with transaction.atomic(using=queryset.db):
+            names = dict(queryset.values_list("pk", "name"))
+            trail = self.trail(request, queryset.db, "delete_schedule", audit.told("schedule", names.values()))
+            gone, _ = Schedule.objects.using(queryset.db).filter(pk__in=names).delete()
+            trail.add(gone, len(names) - gone)
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         # What the code declares would be back with the next worker: switch it off.
         return super().has_delete_permission(request, obj) and (obj is None or not obj.is_code)
 
-    @admin.action(description=_("Run now"), permissions=["change"])
+    @admin.action(description=_("Run now"), permissions=["run"])
     def run_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
-        for schedule in chosen:
-            try:
-                job = schedules.run_now(chosen.db, schedule.pk)
-            except (TaskNotFound, TypeError, InvalidPayload) as error:
-                self.message_user(request, f"{schedule}: {error}", messages.ERROR)
-                continue
-            self.log_change(request, schedule, gettext("Run now: job %(id)s.") % {"id": job})
+        def run(schedule: Schedule) -> str:
+            job = schedules.run_now(chosen.db, schedule.pk)
             self.message_user(request, f"{schedule}: #{job}")
+            return gettext("Run now: job %(id)s.") % {"id": job}
 
-    @admin.action(description=_("Skip the next tick"), permissions=["change"])
+        self._act(request, "run_schedule", chosen, run)
+
+    @admin.action(description=_("Skip the next tick"), permissions=["switch"])
     def skip_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
-        self._switch(request, chosen, gettext("The next tick is skipped."), skip_next=True)
+        self._switch(request, "skip_schedule", chosen, gettext("The next tick is skipped."), skip_next=True)
 
-    @admin.action(description=pgettext_lazy("queue", "Enable"), permissions=["change"])
+    @admin.action(description=pgettext_lazy("queue", "Enable"), permissions=["switch"])
     def enable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
-        for schedule in chosen.filter(is_enabled=False):
-            try:
-                # From now on: what it missed while it was off is not made up for.
-                schedules.plan(chosen.db, schedule)
-            except InvalidSchedule as error:
-                self.message_user(request, f"{schedule}: {_why(error)}", messages.ERROR)
-                continue
+        def enable(schedule: Schedule) -> str:
+            if schedule.is_enabled:
+                return ""
+            # From now on: what it missed while it was off is not made up for.
+            schedules.plan(chosen.db, schedule)
             planned = {"is_enabled": True, "next_at": schedule.next_at, "error": ""}
-            Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**planned)
-            self.log_change(request, schedule, gettext("Enabled."))
+            off = {"pk": schedule.pk, "is_enabled": False}
+            return gettext("Enabled.") if Schedule.objects.using(chosen.db).filter(**off).update(**planned) else ""
 
-    @admin.action(description=pgettext_lazy("queue", "Disable"), permissions=["change"])
+        self._act(request, "enable_schedule", chosen, enable)
+
+    @admin.action(description=pgettext_lazy("queue", "Disable"), permissions=["switch"])
     def disable_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
-        self._switch(request, chosen, gettext("Disabled."), is_enabled=False)
+        self._switch(request, "disable_schedule", chosen, gettext("Disabled."), is_enabled=False)
 
-    def _switch(self, request: HttpRequest, chosen: QuerySet[Schedule], text: str, **changes: bool) -> None:
-        for schedule in chosen:
-            if Schedule.objects.using(chosen.db).filter(pk=schedule.pk).update(**changes):
-                self.log_change(request, schedule, text)
+    def _switch(
+        self, request: HttpRequest, action: Action, chosen: QuerySet[Schedule], text: str, **changes: bool
+    ) -> None:
+        def switch(schedule: Schedule) -> str:
+            rows = Schedule.objects.using(chosen.db).filter(pk=schedule.pk).exclude(**changes).update(**changes)
+            return text if rows else ""
+
+        self._act(request, action, chosen, switch)
+
+    def _act(
+        self, request: HttpRequest, action: Action, chosen: QuerySet[Schedule], act: Callable[[Schedule], str]
+    ) -> None:
+        """``act`` returns what its history says of it; nothing: it was so already."""
+        rows = list(chosen)
+        trail = self.trail(request, chosen.db, action, audit.told("schedule", rows, self.among(request)))
+        for schedule in rows:
+            try:
+                with transaction.atomic(using=chosen.db):
+                    text = act(schedule)
+                    trail.add(int(bool(text)), int(not text))
+            except (InvalidSchedule, TaskNotFound, TypeError, InvalidPayload) as error:
+                trail.add(0, 1)
+                why = _why(error) if isinstance(error, InvalidSchedule) else error
+                self.message_user(request, f"{schedule}: {why}", messages.ERROR)
+            else:
+                if text:
+                    self.log_change(request, schedule, text)

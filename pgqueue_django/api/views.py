@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from http import HTTPStatus
@@ -20,7 +20,8 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 
-from pgqueue_django import answers, queues, transitions
+from pgqueue_django import answers, audit, conf, queues, transitions, walks
+from pgqueue_django.audit import Action, Trail
 from pgqueue_django.deadline import patient
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
 from pgqueue_django.options import QUEUE_NAME
@@ -28,7 +29,7 @@ from pgqueue_django.snapshot import index_walks
 from pgqueue_django.states import FINISHED, State
 from pgqueue_django.tasks import declared_tasks
 
-from . import cursors, enqueueing, listing, reading, shapes
+from . import cursors, enqueueing, reading, shapes
 from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, refusal, reply
 from .errors import Problem, Wrong, invalid, pointer
 from .waiting import MAX_SECONDS, waiting
@@ -113,14 +114,15 @@ def list_jobs(asked: Asked) -> HttpResponse:
             raise Problem(403, "forbidden", "To look for a key needs the right view_job_payload.")
         if "task" not in filters:
             raise Problem(400, "parameter", "idempotency_key is of a task: name it, too.")
-        rows = listing.by_key(using, filters["task"], given["idempotency_key"])
+        rows = walks.by_key(using, filters["task"], given["idempotency_key"], shapes.SUMMARY)
         shown = [row for row in rows if all(row[name] == value for name, value in filters.items())]
         return _page(asked, shown, None)
-    place = cursors.read(given["cursor"], filters) if "cursor" in given else None
-    page = listing.page(using, filters, limit, place)
-    if page.place is None:
+    cut = cursors.read(given["cursor"], filters) if "cursor" in given else None
+    with index_walks(using) as cursor:
+        page = walks.page(cursor, *walks.chosen(filters), limit, cut, columns=shapes.SUMMARY)
+    if page.ends is None:
         return _page(asked, page.rows, None)
-    query = {**filters, "limit": limit, "cursor": cursors.written(page.place, filters)}
+    query = {**filters, "limit": limit, "cursor": cursors.written(page.ends, filters)}
     return _page(asked, page.rows, f"{shapes.url(asked.request, 'api_jobs')}?{urlencode(query)}")
 
 
@@ -215,16 +217,20 @@ def _seconds(request: HttpRequest) -> float:
     return float(text)
 
 
-def _by_hand(verb: Callable[[str, list[int]], set[int]], done: str) -> Callable[..., HttpResponse]:
+def _by_hand(verb: Callable[[str, list[int]], set[int]], action: Action, done: str) -> Callable[..., HttpResponse]:
     def move(asked: Asked, id: str) -> HttpResponse:
         """200 with the job as it is now; 409 where its state has no such arrow."""
         reading.query(asked.request, ())
-        if errors := list(reading.unknown(asked.body(optional=True), ())):
+        body = asked.body(optional=True)
+        if errors := [*reading.unknown(body, ("reason",)), *_wrong_reason(body)]:
             raise invalid(errors)
         number = _id(id)
+        trail = _trail(asked, body, action, audit.told("job", [number]))
         with patient(_database()):
             moved = verb(_database(), [number])
             row = _row(number)
+            # None of a 409: programs that ask again and again would fill the log.
+            trail.add(len(moved))
         if not moved:
             detail = f"The job is {row['state']}: it cannot be {done}."
             raise Problem(409, "wrong_state", detail, state=row["state"])
@@ -232,6 +238,16 @@ def _by_hand(verb: Callable[[str, list[int]], set[int]], done: str) -> Callable[
         return reply(shapes.job(asked.request, asked.actor, row))
 
     return move
+
+
+def _wrong_reason(body: dict[str, Any]) -> Iterator[Wrong]:
+    if not reading.is_text(body.get("reason", ""), audit.MAX_REASON):
+        yield Wrong("/reason", "type", f"It is a text of at most {audit.MAX_REASON} characters.")
+
+
+def _trail(asked: Asked, body: dict[str, Any], action: Action, target: str) -> Trail:
+    reason = body.get("reason", "")
+    return Trail(_database(), actor=asked.actor.name, action=action, target=target, reason=reason)
 
 
 # -- queues ----------------------------------------------------------------------------------------------------
@@ -258,10 +274,9 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
     reading.query(asked.request, ())
     body = asked.body(optional=True)
     errors = list(reading.unknown(body, ("reason", "resume_at", "resume_after_seconds")))
+    errors += _wrong_reason(body)
     reason, seconds = body.get("reason", ""), body.get("resume_after_seconds")
     until: Any = None
-    if not reading.is_text(reason, 200):
-        errors.append(Wrong("/reason", "type", "It is a text of at most 200 characters."))
     if body.get("resume_at") is not None:
         until = reading.moment(body["resume_at"])
         if until is None or not datetime.now(UTC) < until < MOMENTS[1]:
@@ -276,8 +291,10 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
             until = timedelta(seconds=seconds)
     if errors:
         raise invalid(errors)
+    trail = _trail(asked, body, "pause", audit.told("queue", [name]))
     with patient(_database()):
         queues.pause(_database(), name, reason=reason, actor=asked.actor.name, until=until)
+        trail.add(1)
     _log(asked, f"paused {name}")
     return _queue(name)
 
@@ -285,10 +302,12 @@ def pause_queue(asked: Asked, name: str) -> HttpResponse:
 @needs("pause_queue")
 def resume_queue(asked: Asked, name: str) -> HttpResponse:
     reading.query(asked.request, ())
-    if errors := list(reading.unknown(asked.body(optional=True), ())):
+    body = asked.body(optional=True)
+    if errors := [*reading.unknown(body, ("reason",)), *_wrong_reason(body)]:
         raise invalid(errors)
+    trail = _trail(asked, body, "resume", audit.told("queue", [name]))
     with patient(_database()):
-        queues.resume(_database(), name)
+        trail.add(int(queues.resume(_database(), name)))
     _log(asked, f"resumed {name}")
     return _queue(name)
 
@@ -302,7 +321,7 @@ def requeue_of_queue(asked: Asked, name: str) -> HttpResponse:
     """At most ``transitions.BATCH`` of its dead or failed jobs go back; ``more``: call again."""
     reading.query(asked.request, ())
     body = asked.body(optional=True)
-    errors = list(reading.unknown(body, ("state",)))
+    errors = [*reading.unknown(body, ("state", "reason")), *_wrong_reason(body)]
     state = body.get("state", "dead")
     if state not in ("dead", "failed"):
         errors.append(Wrong("/state", "option", "It is dead or failed."))
@@ -312,8 +331,11 @@ def requeue_of_queue(asked: Asked, name: str) -> HttpResponse:
     with index_walks(using):
         found = Job.objects.using(using).in_state(State(state)).filter(queue_name=name)
         ids = list(found.values_list("id", flat=True)[: transitions.BATCH + 1])
+    chosen = ids[: transitions.BATCH]
+    trail = _trail(asked, body, "requeue", audit.told("job", chosen, f"state={state}, queue={name}"))
     with patient(using):
-        moved = transitions.requeue(using, ids[: transitions.BATCH], State(state))
+        moved = transitions.requeue(using, chosen, State(state))
+        trail.add(len(moved), len(chosen) - len(moved))
     _log(asked, f"requeued {len(moved)} {state} jobs of {name}")
     return reply({"requeued": len(moved), "more": len(ids) > transitions.BATCH})
 
@@ -361,6 +383,12 @@ def show_openapi(asked: Asked) -> HttpResponse:
     """openapi.json, kept by hand, with the path where the project has mounted the API. For everybody who is known."""
     reading.query(asked.request, ())
     document = {**_openapi(), "servers": [{"url": shapes.url(asked.request, "api")}]}
+    if conf.is_read_only():
+        document["paths"] = {
+            path: {name: part for name, part in item.items() if name in ("get", "parameters")}
+            for path, item in document["paths"].items()
+            if "get" in item
+        }
     return _tagged(asked.request, reply(document))
 
 
@@ -384,9 +412,9 @@ def _log(asked: Asked, done: str, *ids: int) -> None:
 jobs = endpoint(GET=list_jobs, POST=enqueue)
 batch = endpoint(POST=enqueue_batch)
 job = open_to_the_api(job)
-cancel = endpoint(POST=needs("view_job", "cancel_job")(_by_hand(transitions.cancel, "cancelled")))
-requeue = endpoint(POST=needs("view_job", "requeue_job")(_by_hand(transitions.requeue, "requeued")))
-run_now = endpoint(POST=needs("view_job", "run_job_now")(_by_hand(transitions.run_now, "run now")))
+cancel = endpoint(POST=needs("view_job", "cancel_job")(_by_hand(transitions.cancel, "cancel", "cancelled")))
+requeue = endpoint(POST=needs("view_job", "requeue_job")(_by_hand(transitions.requeue, "requeue", "requeued")))
+run_now = endpoint(POST=needs("view_job", "run_job_now")(_by_hand(transitions.run_now, "run_now", "run now")))
 all_queues = endpoint(GET=list_queues)
 pause = endpoint(POST=pause_queue)
 resume = endpoint(POST=resume_queue)

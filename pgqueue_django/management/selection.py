@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import connections, router
+from django.db import connections, router, transaction
 
-from pgqueue_django import snapshot, transitions
+from pgqueue_django import audit, snapshot, transitions
+from pgqueue_django.audit import Action
+from pgqueue_django.management import trails
 from pgqueue_django.management.arguments import did_you_mean
 from pgqueue_django.models import Job, JobQuerySet
 from pgqueue_django.options import QUEUE_NAME
@@ -28,6 +30,7 @@ def add_arguments(parser: ArgumentParser, states: Sequence[State]) -> None:
     parser.add_argument("--task", help="of this task (import path)")
     parser.add_argument("--all", action="store_true", help="of all queues and tasks")
     parser.add_argument("--limit", type=int, help="at most so many")
+    trails.add_reason(parser)
     add_database(parser)
 
 
@@ -68,9 +71,11 @@ def chosen(using: str, given: dict[str, Any]) -> JobQuerySet:
 
 
 def move(
-    using: str, given: dict[str, Any], verb: Callable[[str, Collection[int], State | None], set[int]]
+    using: str, given: dict[str, Any], action: Action, verb: Callable[[str, Collection[int], State | None], set[int]]
 ) -> tuple[set[int], int]:
     """Apply ``verb`` to the jobs that were asked for; the ids that were named and did not move, and how many did.
+
+    The audit log is told of it as ``action``.
 
     Raises CommandError, exit code 2, for a choice that is none or two.
     """
@@ -80,9 +85,14 @@ def move(
         ids = sorted(set(given["ids"]))
         if stray := [id for id in ids if not 0 < id < 2**63]:
             raise CommandError(f"{stray[0]} is no job's id.", returncode=2)
+        trail = trails.trail(using, given, action, audit.told("job", ids))
         moved: set[int] = set()
         for start in range(0, len(ids), transitions.BATCH):
-            moved |= verb(using, ids[start : start + transitions.BATCH], None)
+            step = ids[start : start + transitions.BATCH]
+            with transaction.atomic(using=using):
+                done = verb(using, step, None)
+                trail.add(len(done), len(step) - len(done))
+            moved |= done
         return set(ids) - moved, len(moved)
     if not (given["queue"] or given["task"] or given["all"]):
         raise CommandError("--state alone means all queues: say --all, or name a --queue or --task.", returncode=2)
@@ -92,11 +102,14 @@ def move(
     state = State(given["state"])
     newest = Job.objects.using(using).order_by("-id").values_list("id", flat=True).first() or 0
     jobs = chosen(using, given).filter(pk__lte=newest)
+    trail = trails.trail(using, given, action, _told(given))
     count = 0
     while limit is None or count < limit:
-        step = transitions.BATCH if limit is None else min(transitions.BATCH, limit - count)
-        ids = list(jobs.values_list("id", flat=True)[:step])
-        moved = verb(using, ids, state)
+        most = transitions.BATCH if limit is None else min(transitions.BATCH, limit - count)
+        ids = list(jobs.values_list("id", flat=True)[:most])
+        with transaction.atomic(using=using):
+            moved = verb(using, ids, state)
+            trail.add(len(moved), len(ids) - len(moved))
         count += len(moved)
         if state in (State.FAILED, State.DEAD):
             if not ids:
@@ -105,6 +118,11 @@ def move(
         elif not moved:
             break
     return set(), count
+
+
+def _told(given: dict[str, Any]) -> str:
+    words = {"queue": given["queue"], "task": given["task"], "limit": given["limit"]}
+    return ", ".join([f"{given['state']} jobs", *(f"{name}={value}" for name, value in words.items() if value)])
 
 
 def tell(using: str, done: str, count: int, left: Collection[int]) -> str:

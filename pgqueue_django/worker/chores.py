@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from pgqueue_django import conf, counts, logs, schedules, snapshot, stats, transitions, wakeups
+from pgqueue_django import audit, conf, counts, logs, schedules, snapshot, stats, transitions, wakeups
 from pgqueue_django.exceptions import TaskNotFound
 from pgqueue_django.tasks import resolve
 from pgqueue_django.worker.connections import Grumbler, drop, first_line, own_connection
@@ -215,7 +215,10 @@ class Chores(threading.Thread):
         moved = transitions.prune(self._using)
         if moved < transitions.BATCH and (most := conf.current().MAX_FINISHED) is not None:
             moved = transitions.prune_beyond(self._using, most)
-        if moved == transitions.BATCH:
+        forgotten = 0
+        if (age := conf.current().AUDIT_RETENTION) is not None:
+            forgotten = audit.prune(self._using, older_seconds=age, limit=transitions.BATCH)
+        if transitions.BATCH in (moved, forgotten):
             self._execute(_HURRY, [_PRUNE_AGAIN_SECONDS, PRUNE, _PRUNE_AGAIN_SECONDS])
 
     def _roll_up(self) -> None:

@@ -22,7 +22,7 @@ from django.urls import include, re_path, resolve
 from verbs.rows import make_job
 
 import pgqueue_django.api
-from pgqueue_django import options, transitions
+from pgqueue_django import audit, options, transitions
 from pgqueue_django.access import Actor
 from pgqueue_django.api import enqueueing, errors, reading, urls, views
 from pgqueue_django.api import waiting as waiting_module
@@ -147,7 +147,8 @@ LIMITS = [
     (_parameters("/jobs")["limit"]["default"], views._LIMIT),
     (_parameters("/jobs/{id}")["wait"]["maximum"], waiting_module.MAX_SECONDS),
     (DOCUMENT["components"]["parameters"]["Id"]["schema"]["maximum"], views._MAX_ID),
-    (_body("/queues/{name}/pause")["properties"]["reason"]["maxLength"], Queue._meta.get_field("reason").max_length),
+    (_schema("Reason")["maxLength"], Queue._meta.get_field("reason").max_length),
+    (_schema("Reason")["maxLength"], audit.MAX_REASON),
     (_schema("IdempotencyKey")["maxLength"], Job._meta.get_field("idempotency_key").max_length),
     (set(_schema("Attempt")["properties"]["kind"]["enum"]), set(Kind)),
     (set(_schema("QueueProblem")["properties"]["rule"]["enum"]), set(Rule)),

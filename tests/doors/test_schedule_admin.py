@@ -23,6 +23,7 @@ ARGS = "[7]"
 Browser = Callable[..., Client]
 VIEW = ("view_schedule",)
 CHANGE = ("view_schedule", "change_schedule")
+OPERATE = ("view_schedule", "run_schedule", "switch_schedule")
 
 
 def make(name: str = "nightly", **columns: Any) -> Schedule:
@@ -75,6 +76,24 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     assert not Schedule.objects.exists()
 
 
+@pytest.mark.parametrize("right", ["run_schedule", "switch_schedule", "change_schedule"])
+def test_to_run_to_switch_and_to_change_one_are_three_rights(browser: Browser, right: str) -> None:
+    row = make()
+    client = browser("view_schedule", right)
+    act(client, "run_schedules", row)
+    assert Job.objects.exists() == (right == "run_schedule")
+    act(client, "skip_schedules", row)
+    act(client, "disable_schedules", row)
+    switched = Schedule.objects.get()
+    assert (switched.skip_next, switched.is_enabled) == ((True, False) if right == "switch_schedule" else (False, True))
+    # Nor by the form, whose switches are shown to who may change the rest.
+    Schedule.objects.update(is_enabled=False, skip_next=False)
+    client.post(f"{URL}{row.pk}/change/", {**form(name="nightly", missed="none"), "skip_next": "on"})
+    changed = Schedule.objects.get()
+    assert (changed.skip_next, changed.is_enabled) == (False, False)
+    assert (changed.missed == "none") == (right == "change_schedule")
+
+
 def test_who_may_look_may_not_act(browser: Browser) -> None:
     row = make()
     client = browser(*VIEW)
@@ -90,7 +109,7 @@ def test_who_may_look_may_not_act(browser: Browser) -> None:
 
 def test_the_actions_do_what_they_say_and_log_who_did_it(browser: Browser) -> None:
     row = make()
-    client = browser(*CHANGE)
+    client = browser(*OPERATE)
     answer = act(client, "run_schedules", row)
     job = Job.objects.get()
     assert [str(one) for one in answer.context["messages"]] == [f"nightly: #{job.pk}"]
@@ -159,13 +178,13 @@ def test_without_time_zones_the_next_ticks_are_shown(browser: Browser, settings:
 
 def test_one_whose_task_is_gone_says_so_when_it_is_to_run(browser: Browser) -> None:
     row = make(task="nowhere.at_all")
-    assert "nowhere.at_all" in act(browser(*CHANGE), "run_schedules", row).content.decode()
+    assert "nowhere.at_all" in act(browser(*OPERATE), "run_schedules", row).content.decode()
     assert not Job.objects.exists()
 
 
 def test_what_the_code_declares_is_switched_but_not_changed_nor_deleted(browser: Browser) -> None:
     row = make(is_code=True)
-    client = browser(*CHANGE, "delete_schedule")
+    client = browser(*CHANGE, "switch_schedule", "delete_schedule")
     client.post(f"{URL}{row.pk}/change/", {**form(line="* * * * *"), "is_enabled": "", "skip_next": "on"})
     changed = Schedule.objects.get()
     assert (changed.line, changed.name, changed.skip_next) == ("0 3 * * *", "nightly", True)

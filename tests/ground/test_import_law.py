@@ -17,17 +17,21 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat conf options tracing
-    models search audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures
+    models search audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures walks
+    redaction
     worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
     worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
     worker.loop worker.supervisor worker.process worker.progress worker.reload
     metrics backend answers deadline access views prometheus
-    api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
+    api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing
     api.views api.urls api
-    dashboard.wording dashboard.charts dashboard.script dashboard.live dashboard.frames dashboard.stream dashboard urls
-    admin.rights admin.listing admin.actions admin.problems admin.detail admin.dashboard admin.jobs admin.workers
-    admin.queues admin.schedules admin testing.backends testing.kit testing pytest_plugin checks
-    management management.arguments management.selection management.commands management.commands.*
+    dashboard.wording dashboard.charts dashboard.script dashboard.live dashboard.frames dashboard.stream
+    dashboard.excerpts dashboard.tracebacks dashboard.timeline dashboard.related dashboard.public dashboard
+    public_urls urls
+    admin.rights admin.choices admin.listing admin.trails admin.actions admin.problems admin.calls admin.copies
+    admin.detail admin.dashboard admin.jobs admin.workers admin.queues admin.schedules admin.audit_log admin
+    testing.backends testing.kit testing pytest_plugin checks
+    management management.arguments management.trails management.selection management.commands management.commands.*
     apps __init__
     """.strip()
 ).split()
@@ -92,7 +96,7 @@ WRITING_SQL = re.compile(
     r"\b(INSERT\s+INTO|UPDATE|DELETE\s+FROM|MERGE\s+INTO|TRUNCATE(\s+TABLE)?|COPY)\s+(ONLY\s+)?\"?pgqueue_job\b", re.I
 )
 WRITING_CALLS = {"save", "delete", "create", "update", "get_or_create", "update_or_create"}
-COMPANIONS = re.compile(r"\b(Worker|Queue|Schedule|Stat|Chore|AuditEntry|_entries)\b")
+COMPANIONS = re.compile(r"\b(Worker|Queue|Schedule|Stat|Chore|Group|AuditEntry|_entries)\b")
 
 
 def _orm_writes(tree: ast.AST) -> Iterator[str]:
@@ -132,6 +136,21 @@ def test_transitions_writes_jobs() -> None:
 )
 def test_the_search_for_writers_knows_one_when_it_sees_it(source: str, writes: bool) -> None:
     assert bool(list(_orm_writes(ast.parse(source)))) == writes
+
+
+AUDIT_SQL = re.compile(WRITING_SQL.pattern.replace("pgqueue_job", "pgqueue_audit"), re.I)
+
+
+def _audit_writes(module: str) -> list[str]:
+    """SQL that writes the audit log, and calls on its model that do."""
+    calls = [ast.unparse(node) for node in ast.walk(_tree(module)) if isinstance(node, ast.Call)]
+    by_orm = rf"\b(AuditEntry|_entries)\b.*\.a?({'|'.join(sorted(WRITING_CALLS))}|bulk_\w+)\("
+    return [*AUDIT_SQL.findall(MODULES[module].read_text()), *(call for call in calls if re.search(by_orm, call, re.S))]
+
+
+def test_only_audit_writes_the_audit_log() -> None:
+    assert {module for module in MODULES if _audit_writes(module)} == {"audit"}
+    assert len(_audit_writes("audit")) >= 3, "INSERT, UPDATE and DELETE, or this looks for the wrong thing"
 
 
 # -- one reader ------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Command(SuggestingCommand):
 
     def handle(self, **given: Any) -> None:
         using = selection.alias(given)
-        left, count = selection.move(using, given, transitions.cancel)
+        left, count = selection.move(using, given, "cancel", transitions.cancel)
         self.stdout.write(selection.tell(using, "cancelled", count, left))
         if left:
             sys.exit(1)

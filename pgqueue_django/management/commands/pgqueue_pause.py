@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import getpass
 from argparse import ArgumentParser
 from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import CommandError
+from django.db import transaction
 
-from pgqueue_django import queues
+from pgqueue_django import audit, queues
 from pgqueue_django.exceptions import InvalidOption
-from pgqueue_django.management import arguments, selection
+from pgqueue_django.management import arguments, selection, trails
 from pgqueue_django.options import QUEUE_NAME
 
 
@@ -20,7 +20,7 @@ class Command(arguments.SuggestingCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", metavar="QUEUE")
-        parser.add_argument("--reason", default="", help="shown to people")
+        trails.add_reason(parser)
         parser.add_argument(
             "--for", dest="length", type=arguments.age, metavar="AGE", help="it goes on after 30m, 2h ..."
         )
@@ -32,15 +32,11 @@ class Command(arguments.SuggestingCommand):
         if not QUEUE_NAME.fullmatch(name):
             raise CommandError(f"{name!r} is no queue: give 1 to 63 characters A-Za-z0-9_.-", returncode=2)
         length = None if given["length"] is None else timedelta(seconds=given["length"])
+        trail = trails.trail(using, given, "pause", audit.told("queue", [name]))
         try:
-            queues.pause(using, name, reason=given["reason"], actor=f"cli:{_user()}", until=length)
+            with transaction.atomic(using=using):
+                queues.pause(using, name, reason=given["reason"], actor=trails.operator(), until=length)
+                trail.add(1)
         except InvalidOption as error:
             raise CommandError(f"--for: {error}", returncode=2) from error
         self.stdout.write(f"{name} is paused{f', for {length}' if length else ''}")
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user has no name
-        return "?"

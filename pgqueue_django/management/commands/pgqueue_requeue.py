@@ -23,7 +23,7 @@ class Command(SuggestingCommand):
 
     def handle(self, **given: Any) -> None:
         using = selection.alias(given)
-        left, count = selection.move(using, given, transitions.requeue)
+        left, count = selection.move(using, given, "requeue", transitions.requeue)
         self.stdout.write(selection.tell(using, "requeued", count, left))
         if left:
             sys.exit(1)

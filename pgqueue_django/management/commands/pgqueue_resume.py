@@ -6,8 +6,10 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from pgqueue_django import queues
-from pgqueue_django.management import arguments, selection
+from django.db import transaction
+
+from pgqueue_django import audit, queues
+from pgqueue_django.management import arguments, selection, trails
 
 
 class Command(arguments.SuggestingCommand):
@@ -15,11 +17,16 @@ class Command(arguments.SuggestingCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("queue", metavar="QUEUE")
+        trails.add_reason(parser)
         selection.add_database(parser)
 
     def handle(self, **given: Any) -> None:
         using = selection.alias(given)
-        if queues.resume(using, given["queue"]):
+        trail = trails.trail(using, given, "resume", audit.told("queue", [given["queue"]]))
+        with transaction.atomic(using=using):
+            goes_on = queues.resume(using, given["queue"])
+            trail.add(int(goes_on))
+        if goes_on:
             self.stdout.write(f"{given['queue']} goes on")
             return
         hint = arguments.did_you_mean(given["queue"], sorted(queues.paused(using)))
