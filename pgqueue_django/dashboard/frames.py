@@ -497,8 +497,7 @@ class _Drawing:
     def _named(self, row: Row) -> list[Cell]:
         return [
             _cell(f"#{row['id']}", url=self._job(row["id"])),
-            _cell(row["task"]),
-            _cell(row["label"]),
+            _cell(_called(row)),
             _cell(row["queue_name"], url=self._of_queue(row["queue_name"])),
         ]
 
@@ -507,7 +506,6 @@ class _Drawing:
         return [
             ("job", pgettext("queue", "Job")),
             ("task", pgettext("queue", "Task")),
-            ("label", pgettext("queue", "Label")),
             ("queue", pgettext("queue", "Queue")),
         ]
 
@@ -696,12 +694,11 @@ class _Drawing:
             if event.kind == State.SUCCEEDED and began:
                 took = length(max(0.0, (event.at - began).total_seconds()))
                 what = gettext("%(state)s after %(time)s") % {"state": what, "time": took}
-            name = f"{job['task']} · {job['label']}" if job["label"] else job["task"]
             yield {
                 "key": event.key,
                 "at": event.at.isoformat(),
                 "ago": self._at(event.at)["text"],
-                "text": f"#{job['id']} {name}: {what}",
+                "text": f"#{job['id']} {_called(job)}: {what}",
                 "url": self._job(job["id"]),
                 "class": f"pgq-{event.kind}",
             }
@@ -717,6 +714,10 @@ class _Drawing:
         yield {"done": self.taken.workers > 0, "text": text, "code": "python manage.py pgqueue_worker"}
         code = f"python manage.py pgqueue_enqueue {tasks[0] if tasks else 'shop.tasks.greet'}"
         yield {"done": False, "text": gettext("The first job has yet to be enqueued."), "code": code}
+
+
+def _called(row: Row) -> str:
+    return f"{row['task']} · {row['label']}" if row["label"] else str(row["task"])
 
 
 def _ready(state: State) -> str:

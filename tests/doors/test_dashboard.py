@@ -360,7 +360,7 @@ def test_hostile_texts_stay_texts(browser: Browser) -> None:
         )
     client = browser(superuser=True)
     content = frame(client)
-    assert cells(content, "dead")[0]["label"]["text"] == HOSTILE
+    assert cells(content, "dead")[0]["task"]["text"] == f"{HOSTILE} · {HOSTILE}"
     assert HOSTILE in cells(content, "dead")[0]["error"]["text"]
     page = client.get(DASHBOARD).content.decode()
     assert "<img src=x" not in page
