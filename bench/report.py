@@ -20,21 +20,8 @@ from bench.record import RESULTS, spread
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 ORDER = [
-    *(
-        "drain",
-        "limit",
-        "peers",
-        "latency",
-        "enqueue",
-        "growth",
-        "prune",
-        "snapshot",
-        "pages",
-        "modes",
-        "memory",
-        "crash",
-    ),
-    "restart",
+    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "pages", "dashboard", "modes"),
+    *("memory", "crash", "restart"),
 ]
 TITLES = {
     "drain": "Draining a backlog",
@@ -46,6 +33,7 @@ TITLES = {
     "prune": "Pruning beside work",
     "snapshot": "Reading the whole queue",
     "pages": "Pages for people",
+    "dashboard": "People who look at the dashboard",
     "modes": "Why SKIP LOCKED",
     "memory": "Memory and connections",
     "crash": "Workers that are killed",
@@ -349,6 +337,23 @@ def pages(result: Result, page: Page) -> None:
     page.say(*table(heads, rows))
 
 
+def dashboard(result: Result, page: Page) -> None:
+    from bench.dashboard import ROWS
+
+    rows = [
+        [how, viewers, *figure_row(result.figures(how=how, viewers=viewers), *ROWS)]
+        for how in result.settings("how")
+        for viewers in result.settings("viewers", how=how)
+        if how != "-"
+    ]
+    heads = ["server", "viewers", "CPU, %", "before, MB", "peak, MB", "frames/s", "p50, ms", "p99, ms", "statements/s"]
+    page.say(*table([*heads, "walks/s", "sessions", "503s"], rows))
+    figures = result.figures(viewers="reading")
+    names = ("reading_ms_p50", "reading_ms_max", "frame_ms_p50", "frame_bytes")
+    heads = ["", "p50, ms", "longest, ms", "a frame of it, ms", "bytes"]
+    page.say(*table(heads, [["a reading", *figure_row(figures, *names)]]))
+
+
 def modes(result: Result, page: Page) -> None:
     counts = result.settings("workers")
     for claims in result.settings("claims"):
@@ -402,6 +407,7 @@ SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "prune": prune,
     "snapshot": snapshot,
     "pages": pages,
+    "dashboard": dashboard,
     "modes": modes,
     "memory": memory,
     "crash": crash,

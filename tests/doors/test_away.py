@@ -62,6 +62,7 @@ class Answer:
     status: int
     body: str
     seconds: float
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -81,7 +82,7 @@ class Site:
             response = connection.getresponse()
             body = response.read().decode()
         self.asked_at = time.monotonic()
-        return Answer(response.status, body, time.monotonic() - began)
+        return Answer(response.status, body, time.monotonic() - began, dict(response.headers))
 
     def healthz(self) -> Answer:
         return self.get("/pgqueue/healthz")

@@ -49,6 +49,7 @@ def test_retention_names_only_what_differs(settings: Any) -> None:
         ("MAX_HISTORY", [0, -1, 1.5, None]),
         ("IDEMPOTENCY_RETENTION", [-1, "1", None]),
         ("TRACING", [1, "on", None]),
+        ("LIVE", ["websocket", "SSE", None, True]),
         ("LISTEN_DATABASE", ["elsewhere", "", 1, ["default"]]),
         ("PUBLIC_DATABASE", ["elsewhere", "", 1, ["default"]]),
         ("PUBLIC", [1, "on", None]),
