@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from pgqueue_django import audit, schedules
 from pgqueue_django.audit import Action
 from pgqueue_django.cron import Line
-from pgqueue_django.dashboard.wording import FIELDS, length, written
+from pgqueue_django.dashboard.wording import length, why, written
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Schedule
 
@@ -44,17 +44,10 @@ class ScheduleForm(_ScheduleForm):
             try:
                 Line(data["line"], data["zone"])
             except InvalidSchedule as error:
-                raise ValidationError({"line": _why(error)}) from error
+                raise ValidationError({"line": why(error)}) from error
         if {"task", "args", "kwargs"} <= set(data):
             calls.check(data["task"], data["args"], data["kwargs"])
         return data
-
-
-def _why(error: InvalidSchedule) -> str:
-    """What is wrong, in the language of who reads it."""
-    return gettext(error.text) % {
-        name: FIELDS.get(str(value), value) if name == "field" else value for name, value in error.params.items()
-    }
 
 
 @admin.register(Schedule)
@@ -209,8 +202,8 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
                     trail.add(int(bool(text)), int(not text))
             except (InvalidSchedule, TaskNotFound, TypeError, InvalidPayload) as error:
                 trail.add(0, 1)
-                why = _why(error) if isinstance(error, InvalidSchedule) else error
-                self.message_user(request, f"{schedule}: {why}", messages.ERROR)
+                told = why(error) if isinstance(error, InvalidSchedule) else error
+                self.message_user(request, f"{schedule}: {told}", messages.ERROR)
             else:
                 if text:
                     self.log_change(request, schedule, text)
