@@ -166,7 +166,7 @@ def main() -> int:
             from pgqueue_django import argument_index
 
             lab.use(f"pages_{sizes[-1]}")
-            (argument_index.create if cell["index"] == "with" else argument_index.drop)("default")
+            (argument_index.make if cell["index"] == "with" else argument_index.drop)("default")
             lab.tidy()
             figures = writes()
             if cell["index"] == "with":
