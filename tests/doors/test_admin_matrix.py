@@ -58,6 +58,8 @@ ROLES: dict[str, set[str] | None] = {
     "operator": OPERATOR,
     "admin": set(RIGHTS),
     **{f"only {right}": {right} for right in RIGHTS},
+    # Who sees the pages and has one right to act: where two of those are mixed up, neither above would notice.
+    **{f"viewer with {right}": {*VIEWER, right} for right in RIGHTS if right not in VIEWER},
 }
 
 
