@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import InterfaceError, connections, router
 
@@ -31,17 +31,25 @@ MAX_THREADS = 8
 _places = threading.BoundedSemaphore(MAX_THREADS)
 
 T = TypeVar("T")
+V = TypeVar("V", bound=Callable[..., Any])
 
 
 class Unanswered(Exception):
     """The database did not answer in time, or not with what was asked for."""
 
 
+def of_the_jobs() -> str:
+    """The database that the jobs are written to."""
+    using: str = router.db_for_write(Job)
+    return using
+
+
 class _Question(Generic[T]):
     """``ask(alias)`` on a thread and a connection of its own; ``cut`` ends both."""
 
-    def __init__(self, ask: Callable[[str], T]) -> None:
+    def __init__(self, ask: Callable[[str], T], database: Callable[[], str]) -> None:
         self._ask = ask
+        self._database = database
         self._lock = threading.Lock()
         self._wire: socket.socket | None = None
         self._cut = False
@@ -49,8 +57,8 @@ class _Question(Generic[T]):
         self.failure: str | None = None
 
     def run(self) -> None:
-        alias = router.db_for_write(Job)
         try:
+            alias = self._database()
             connection = connections.create_connection(alias)
             options = {**connection.settings_dict["OPTIONS"], "connect_timeout": _CONNECT_SECONDS}
             options.pop("pool", None)
@@ -96,11 +104,11 @@ def until() -> float:
     return time.monotonic() + SECONDS
 
 
-def answer(ask: Callable[[str], T], until: float) -> T:
-    """What ``ask(alias)`` returns. Raises Unanswered when that takes longer, or fails."""
+def answer(ask: Callable[[str], T], until: float, database: Callable[[], str] = of_the_jobs) -> T:
+    """What ``ask(alias)`` returns, for the alias ``database()``. Raises Unanswered when it takes longer, or fails."""
     if not _places.acquire(timeout=max(0.0, until - time.monotonic())):
         raise Unanswered(f"{MAX_THREADS} earlier questions are still open")
-    question = _Question(ask)
+    question = _Question(ask, database)
     thread = threading.Thread(target=question.run, name="pgqueue-question", daemon=True)
     try:
         thread.start()
@@ -119,9 +127,10 @@ def answer(ask: Callable[[str], T], until: float) -> T:
 class Shared(Generic[T]):
     """One answer for all who ask within ``seconds`` in this process; who comes while it is being made waits for it."""
 
-    def __init__(self, ask: Callable[[str], T], seconds: float) -> None:
+    def __init__(self, ask: Callable[[str], T], seconds: float, database: Callable[[], str] = of_the_jobs) -> None:
         self._ask = ask
         self.seconds = seconds
+        self._database = database
         self._lock = threading.Lock()
         self._taken: T | None = None
         self._asked_at = 0.0
@@ -142,7 +151,7 @@ class Shared(Generic[T]):
             if self._taken is None or (self._came_at < began and asked_at > self._asked_at + self.seconds):
                 self._taken = None
                 try:
-                    self._taken = answer(self._ask, until)
+                    self._taken = answer(self._ask, until, self._database)
                 except Unanswered:
                     self._failed_at = time.monotonic()
                     raise
@@ -162,6 +171,19 @@ def ping(alias: str) -> float:
     with connections[alias].cursor() as cursor:
         cursor.execute("SELECT 1")
     return time.monotonic() - began
+
+
+class _All:
+    """Every database: those whose transactions a view is not in."""
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+
+def in_no_transaction(view: V) -> V:
+    """Above a view: ATOMIC_REQUESTS would have its request wait for a database before it asks with a deadline."""
+    view._non_atomic_requests = _All()  # type: ignore[attr-defined]
+    return view
 
 
 shared = Shared(snapshot.take, SHARED_SECONDS)

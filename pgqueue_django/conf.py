@@ -90,6 +90,8 @@ class Settings:
     """A bearer token that opens the metrics page."""
     METRICS_PUBLIC: bool = False
     """True: the metrics page asks for nothing. For closed networks only."""
+    LIVE: str = "poll"
+    """How the dashboard keeps up: its page asks every two seconds; with ``"sse"``, under ASGI, a stream tells it."""
     PROBLEMS: Mapping[str, float] | None = None
     """From where on something is a problem; what is left out keeps its default."""
     TRACING: bool = False
@@ -102,6 +104,12 @@ class Settings:
     """Requests of one actor to the JSON API: ``"100/s"``, ``"1000/min"``, ``"5000/h"``. None: no limit."""
     API_MAX_QUEUE_DEPTH: int | None = None
     """Jobs ready or waiting in a queue beyond which the JSON API enqueues no more there. None: no limit."""
+    READ_ONLY: bool = False
+    """True: neither the admin nor the JSON API has a route that changes something, whoever asks."""
+    PUBLIC: bool = False
+    """True: of ``pgqueue_django.urls`` there is the status page alone."""
+    PUBLIC_DATABASE: str | None = None
+    """Alias that the status page reads, a replica or a role that may only read. None: the one of the jobs."""
 
     @property
     def problems(self) -> Mapping[str, float]:
@@ -151,6 +159,21 @@ def before_checks() -> Settings:
     return Settings() if mistakes() else current()
 
 
+def is_read_only() -> bool:
+    """Whether READ_ONLY is on. Also while another key is wrong: that must not open what was meant to be closed."""
+    return _is_on("READ_ONLY")
+
+
+def is_public() -> bool:
+    """Whether PUBLIC is on; as READ_ONLY."""
+    return _is_on("PUBLIC")
+
+
+def _is_on(key: str) -> bool:
+    given = _given()
+    return isinstance(given, Mapping) and bool(given.get(key))
+
+
 def mistakes() -> list[Mistake]:
     """All that is wrong with the settings as they are now."""
     given = _given()
@@ -198,19 +221,23 @@ def _wrong(given: Any) -> Iterator[Mistake | None]:
         yield _number("HEARTBEAT", given.HEARTBEAT, above=0, most=DAY)
     if given.TIMEOUT is not None:
         yield _number("TIMEOUT", given.TIMEOUT, above=0, most=366 * DAY)
-    for name in ("LISTEN", "METRICS_PUBLIC", "TRACING"):
+    for name in ("LISTEN", "METRICS_PUBLIC", "TRACING", "READ_ONLY", "PUBLIC"):
         if not isinstance(value := getattr(given, name), bool):
             yield _mistake(name, value, "give True or False")
+    if given.LIVE not in ("poll", "sse"):
+        yield _mistake("LIVE", given.LIVE, 'give "poll" or "sse"')
     if given.TRACING is True and not _is_installed("opentelemetry.trace"):
         problem = 'settings.PGQUEUE["TRACING"] is True, and OpenTelemetry cannot be imported'
         yield Mistake("TRACING", problem, 'pip install "pgqueue_django[otel]"')
-    if (alias := given.LISTEN_DATABASE) is not None:
-        postgresql = [name for name in connections if connections[name].vendor == "postgresql"]
+    for name, leads in (
+        ("LISTEN_DATABASE", "that leads directly to the server of the jobs"),
+        ("PUBLIC_DATABASE", "that the status page is to read the jobs by"),
+    ):
+        if (alias := getattr(given, name)) is None:
+            continue
+        postgresql = [one for one in connections if connections[one].vendor == "postgresql"]
         if alias not in postgresql:
-            remedy = (
-                f"give the alias that leads directly to the server of the jobs, one of {', '.join(postgresql)}, or None"
-            )
-            yield _mistake("LISTEN_DATABASE", alias, remedy)
+            yield _mistake(name, alias, f"give the alias {leads}, one of {', '.join(postgresql)}, or None")
     for name in ("CONCURRENCY", "MAX_ATTEMPTS", "MAX_PAYLOAD_BYTES"):
         yield _whole(name, getattr(given, name), least=1, most=2**31 - 1)
     yield _whole("MAX_HISTORY", given.MAX_HISTORY, least=2, most=2**31 - 1, why=": the first failure and the newest")

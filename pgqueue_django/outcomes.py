@@ -30,12 +30,23 @@ class Kind(StrEnum):
 
 
 _FRAME = re.compile(r'^  File "([^"]*)", line \d+, in (.*)$', re.M)
-_LIBRARY = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+)[/\\]")
+# Where packages are installed, the standard library (also as frozen modules), and our own modules.
+_LIBRARY = re.compile(
+    r"[/\\](?:site-packages|dist-packages)[/\\]"
+    r"|[/\\]lib(?:64)?[/\\]python3(?:\.\d+t?)?[/\\]|[/\\]python3\d+[/\\]lib[/\\]|^<frozen "
+    r"|[/\\]pgqueue_django[/\\](?:(?:admin|api|dashboard|management|testing|worker)[/\\].*|\w+\.py)$",
+    re.I,
+)
 # What differs from one occurrence of an error to the next: UUIDs, addresses, other hex numbers, numbers.
 _VARIABLE = re.compile(
     r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|0x[0-9a-f]+|\b(?=\w*\d)[0-9a-f]{8,}\b|\d+", re.I
 )
 _COMPARED = 300  # characters of a message
+
+
+def is_library(path: str) -> bool:
+    """Whether the file of a frame is none of the project's own, as far as its path tells: it may be of another host."""
+    return _LIBRARY.search(path) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +66,7 @@ class Failure:
         Without numbers and ids in the message. 16 hex digits.
         """
         frames = _FRAME.findall(self.traceback)
-        own = [frame for frame in frames if not _LIBRARY.search(frame[0])]
+        own = [frame for frame in frames if not is_library(frame[0])]
         place = "/".join((own or frames)[-1]) if frames else ""
         message = _VARIABLE.sub("#", self.message.partition("\n")[0][:_COMPARED])
         return hashlib.sha256("\0".join((self.error_type, place, message)).encode()).hexdigest()[:16]

@@ -21,7 +21,7 @@ MAX_EACH = 20
 
 _MINUTES = RECENT_SECONDS // 60
 _BLOATED_SECONDS = 3600.0  # dead rows are no problem while vacuum comes for them
-_CRASHED_SECONDS = 900.0  # a worker that has not been heard of for longer is no news any more
+CRASHED_SECONDS = 900.0  # a worker that has not been heard of for longer is no news any more
 
 
 class Severity(StrEnum):
@@ -144,7 +144,7 @@ def _paused(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
 
 def _worker_late(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
     for worker, seconds in taken.late_workers.items():
-        if seconds < _CRASHED_SECONDS:
+        if seconds < CRASHED_SECONDS:
             yield {"worker": worker, "seconds": seconds}
 
 

@@ -284,19 +284,19 @@ SELECT statement_timestamp(), jsonb_build_object(
 # with old statistics, it would rather read the whole table and sort. Compiling costs more than it runs for.
 _PLANNING = """
 SELECT set_config('enable_sort', 'off', true), set_config('jit', 'off', true),
-       set_config('statement_timeout', %s, true)
+       set_config('statement_timeout', %s, true), set_config('transaction_read_only', 'on', true)
 """
 
 
 @contextmanager
-def index_walks(using: str) -> Iterator[CursorWrapper]:
-    """A transaction to read in: what is ordered as an index is walks it, and ends after ``MAX_SECONDS``.
+def index_walks(using: str, seconds: float | None = None) -> Iterator[CursorWrapper]:
+    """A transaction to read in: what is ordered as an index is walks it, and ends after ``seconds`` (``MAX_SECONDS``).
 
-    Rolled back at the end, and with it these settings, also inside a caller's transaction.
+    Nothing can be written in it. It is rolled back at the end, and these settings, also inside a caller's transaction.
     """
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
-            cursor.execute(_PLANNING, [f"{MAX_SECONDS}s"])
+            cursor.execute(_PLANNING, [f"{MAX_SECONDS if seconds is None else seconds}s"])
             yield cursor
         transaction.set_rollback(True, using=using)
 

@@ -193,3 +193,17 @@ def thin(cursor: CursorWrapper, *, limit: int) -> bool:
     cursor.execute(_FORGET, [HOURS_SECONDS, limit])
     cursor.execute(_OLD_MINUTES, [MINUTES_SECONDS])
     return bool(cursor.fetchone()[0])
+
+
+def quantile(counts: Sequence[float], share: float) -> float | None:
+    """The length, in seconds, that ``share`` of the samples stay below; None: there are none.
+
+    Within a bucket as if they lay evenly in it; beyond the last bound it is that bound.
+    """
+    wanted = share * sum(counts)
+    seen, low = 0.0, 0.0
+    for count, bound in zip(counts, BOUNDS, strict=False):
+        if count and seen + count >= wanted:
+            return low + (bound - low) * (wanted - seen) / count
+        seen, low = seen + count, bound
+    return BOUNDS[-1] if sum(counts) else None

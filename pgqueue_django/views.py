@@ -24,6 +24,7 @@ from .problems import Severity
 logger = logging.getLogger("pgqueue_django")
 
 
+@answers.in_no_transaction
 @login_not_required
 @never_cache
 @require_safe
@@ -32,6 +33,7 @@ def livez(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"status": "ok"})
 
 
+@answers.in_no_transaction
 @login_not_required
 @never_cache
 @require_safe
@@ -44,6 +46,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"status": "ok", "db_ms": round(seconds * 1000, 2)})
 
 
+@answers.in_no_transaction
 @login_not_required
 @never_cache
 @require_safe
@@ -93,6 +96,7 @@ def _unavailable(page: str, error: answers.Unanswered) -> HttpResponse:
     return JsonResponse({"status": "unavailable"}, status=503, headers={"Retry-After": "5"})
 
 
+@answers.in_no_transaction
 @login_not_required
 @never_cache
 @require_safe

@@ -117,8 +117,9 @@ class Demo:
             for worker in self._workers:
                 self._wait_for(worker, self._workers_registered)
             self._screen.say(
-                f"Shop {self.root}/   admin {self.root}/admin/ (admin / {password})   {self.root}/pgqueue/metrics"
+                f"Shop {self.root}/   admin {self.root}/admin/ (admin / {password})   status {self.root}/status/"
             )
+            self._screen.say(f"Metrics {self.root}/pgqueue/metrics")
             self._screen.say(f"Logs in {self.logs}. {'' if seconds else 'Ctrl-C closes the shop.'}")
 
             self._trade(mark, password, seconds, [outside, web])

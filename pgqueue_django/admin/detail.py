@@ -1,30 +1,59 @@
-"""The page of one job: what it is, its arguments and result, its attempts."""
+"""The page of one job: what it is, its time, its attempts, its arguments and result, and the jobs around it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 import django
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
+from django.db import router
+from django.db.models import IntegerField, JSONField, TextField
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Now
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.template.defaultfilters import filesizeformat
 from django.template.response import TemplateResponse
-from django.utils.dateparse import parse_datetime
-from django.utils.translation import gettext, pgettext_lazy
+from django.urls import URLPattern, path
+from django.utils.formats import number_format
+from django.utils.translation import gettext, ngettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from pgqueue_django import snapshot
+from pgqueue_django.dashboard import excerpts, timeline, tracebacks
+from pgqueue_django.dashboard.related import MAX_COPIES, Alike, Related, related
 from pgqueue_django.dashboard.wording import KINDS, length, moment, state_mark, when
 from pgqueue_django.models import Job
 from pgqueue_django.payload import storable_text
-from pgqueue_django.states import TRANSITIONS, State
+from pgqueue_django.states import FINISHED, TRANSITIONS, State
 
 from .actions import VERBS
-from .rights import JobRightsMixin
+from .copies import JobCopyMixin
+
+EXCERPT = 8192
+"""Characters of arguments or a result that the page shows; the rest is a page of its own."""
+MAX_INLINE = 1024 * 1024
+"""Bytes of these beyond which a browser is to save them instead."""
+MAX_MESSAGE = 2000
+MAX_TRACEBACK = 16_384
+
+_PARTS = ("args", "kwargs", "result")
+
+# Cut where it is read: a setting, or plain SQL, may let it grow.
+_HISTORY = """
+    CASE WHEN jsonb_typeof(pgqueue_job.history) = 'array' AND jsonb_array_length(pgqueue_job.history) > %s
+    THEN jsonb_build_array(pgqueue_job.history -> 0)
+         || jsonb_path_query_array(pgqueue_job.history, CAST(%s AS jsonpath))
+    ELSE pgqueue_job.history END
+"""
+_CUT = """
+    CASE WHEN jsonb_typeof(pgqueue_job.history) = 'array'
+    THEN greatest(jsonb_array_length(pgqueue_job.history) - %s, 0) ELSE 0 END
+"""
 
 
 @dataclass(frozen=True)
@@ -34,18 +63,37 @@ class Attempt:
     attempt: Any
     worker: Any
     started_at: Any
-    ended_at: Any
     took: str
     kind: Any
     error_type: Any
-    message: str
-    traceback: str
+    anchor: str
+    message: str = ""
+    traceback: list[tracebacks.Part] = field(default_factory=list)
+    same_as: Attempt | None = None
+    """A newer one with the same frames, whose traceback is shown."""
 
 
-class JobPageMixin(JobRightsMixin):
+@dataclass(frozen=True)
+class Document:
+    """Arguments or a result, as much of it as the page shows."""
+
+    part: str
+    name: Any
+    size: str
+    text: str
+    is_whole: bool
+    url: str
+
+
+class JobPageMixin(JobCopyMixin):
     """The page of one job."""
 
     job_template = "admin/pgqueue_django/job/detail.html"
+
+    def get_urls(self) -> list[URLPattern]:
+        name = f"{self.opts.app_label}_{self.opts.model_name}_payload"
+        view = self.admin_site.admin_view(self.payload_view)
+        return [path("<int:pk>/payload/<str:part>/", view, name=name), *super().get_urls()]
 
     def change_view(
         self,
@@ -73,14 +121,53 @@ class JobPageMixin(JobRightsMixin):
             },
         )
 
+    def payload_view(self, request: HttpRequest, pk: int, part: str) -> HttpResponse:
+        """Arguments or the result as they are stored, all of it, for who may see them. Never as a page."""
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD"])
+        if not (self.has_view_permission(request) and self.has_payload_permission(request)):
+            raise PermissionDenied
+        if part not in _PARTS:
+            raise Http404
+        text = RawSQL(f"coalesce(pgqueue_job.{part}::text, 'null')", [], TextField())  # noqa: S611
+        found = self.get_queryset(request).filter(pk=pk).annotate(text=text).values_list("text", flat=True).first()
+        if found is None:
+            return self._gone(request, str(pk))
+        content = found.encode()
+        response = HttpResponse(content, content_type="text/plain; charset=utf-8")
+        kind = "attachment" if len(content) > MAX_INLINE else "inline"
+        response.headers["Content-Disposition"] = f'{kind}; filename="job-{pk}-{part}.json"'
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
     def _find(self, request: HttpRequest, object_id: str) -> Job | None:
         if not (object_id.isascii() and object_id.isdigit() and len(object_id) < 20):
             return None
-        return self.get_queryset(request).annotate(read_at=Now()).filter(pk=int(object_id)).first()
+        found = self.get_queryset(request).filter(pk=int(object_id)).defer(*_PARTS, "history", "backoff")
+        newest = timeline.MAX_ATTEMPTS - 1
+        history = RawSQL(_HISTORY, [newest + 1, f"$[last-{newest - 1} to last]"], JSONField())  # noqa: S611
+        left_out = RawSQL(_CUT, [newest + 1], IntegerField())  # noqa: S611
+        found = found.annotate(read_at=Now(), shown_history=history, left_out=left_out)
+        for part in _PARTS:
+            column = f"pgqueue_job.{part}::text"
+            found = found.annotate(
+                **{
+                    f"{part}_start": RawSQL(f"left({column}, %s)", [EXCERPT], TextField()),  # noqa: S611
+                    f"{part}_bytes": RawSQL(f"octet_length({column})", [], IntegerField()),  # noqa: S611
+                }
+            )
+        job: Job | None = found.first()
+        return job
 
     def job_context(self, request: HttpRequest, job: Job) -> dict[str, Any]:
         """What the detail page shows; payload only for who may see it."""
         open_payload = self.has_payload_permission(request)
+        now: datetime = job.read_at  # type: ignore[attr-defined]
+        job.history = job.shown_history  # type: ignore[attr-defined]
+        around = related(router.db_for_write(self.model), job)
+        steps = timeline.steps(job, now, left_out=job.left_out)  # type: ignore[attr-defined]
+        arguments = [self._document(job, part, name) for part, name in _ARGUMENTS if _size(job, part) > 2]
+        counts = [_count(job, part) for part in ("args", "kwargs")]
         return {
             "title": gettext("Job %(number)s") % {"number": job.pk},
             "opts": self.opts,
@@ -94,20 +181,130 @@ class JobPageMixin(JobRightsMixin):
                 for verb, known in VERBS.items()
                 if job.state in TRANSITIONS[known.arrow].sources and self._may(request, verb)
             ],
+            "copy_url": self._url("copy", job.pk) if self._may(request, "copy") else "",
             # Texts, not the row: what a template cannot reach, it cannot show.
             "number": job.pk,
             "task": job.task,
             "label": job.label,
             "state": state_mark(job.state),
-            "when": when(job, job.read_at),  # type: ignore[attr-defined]
-            "facts": list(_facts(job, job.read_at)),  # type: ignore[attr-defined]
+            "when": when(job, now),
+            "notes": list(_notes(job, now, around, steps)),
+            "progress": _progress(job.progress),
+            "facts": list(_facts(job, now)),
+            "original": self._link(job.copy_of, around.original) if around and job.copy_of else None,
+            "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]] if around else [],
+            "has_more_copies": around is not None and len(around.copies) > MAX_COPIES,
+            "alike": self._alike(job, around.alike) if around else None,
+            **_timeline(steps, now),
             "may_see_payload": open_payload,
-            "arguments": _pretty({"args": job.args, "kwargs": job.kwargs}) if open_payload else "",
-            "argument_count": len(job.args or ()) + len(job.kwargs or ()),
+            "arguments": arguments if open_payload else [],
+            "argument_count": None if None in counts else sum(count or 0 for count in counts),
+            "argument_size": filesizeformat(_size(job, "args") + _size(job, "kwargs")),
             "has_result": job.state == State.SUCCEEDED,
-            "result": _pretty(job.result) if open_payload else "",
+            "result": self._document(job, "result", pgettext_lazy("queue", "Result")) if open_payload else None,
             "attempts": _attempts(job.history, open_payload),
         }
+
+    def _document(self, job: Job, part: str, name: Any) -> Document:
+        text, is_whole = excerpts.pretty(_start(job, part), EXCERPT)
+        is_whole = is_whole and _is_read_whole(job, part)
+        size = filesizeformat(_size(job, part))
+        return Document(part, name, size, text, is_whole, self._url("payload", job.pk, part))
+
+    def _link(self, id: int, state: str | None) -> dict[str, Any]:
+        """To another job; without an address where that is gone."""
+        return {"number": id, "url": self._url("change", id), "state": state_mark(state)} if state else {"number": id}
+
+    def _alike(self, job: Job, alike: Alike | None) -> dict[str, Any] | None:
+        if alike is None:
+            return None
+        query = urlencode({"q": f"fp:{job.error_fingerprint} task:{job.task}"})
+        note = gettext("Of the newest %(most)s with this error.")
+        return {
+            "counts": [
+                # Not apart at the end of a line.
+                (
+                    str(text).replace(" ", "\xa0"),
+                    number_format(count, force_grouping=True) + ("+" if alike.is_capped else ""),
+                )
+                for text, count in ((_("1 h"), alike.hour), (_("24 h"), alike.day), (_("7 d"), alike.week))
+            ],
+            "note": note % {"most": number_format(snapshot.CAP, force_grouping=True)} if alike.is_capped else "",
+            "url": f"{self._url('changelist')}?{query}",
+        }
+
+
+_ARGUMENTS = (("args", pgettext_lazy("queue", "Positional")), ("kwargs", pgettext_lazy("queue", "Keywords")))
+
+
+def _start(job: Job, part: str) -> str:
+    """The beginning of the column's JSON, as it was read."""
+    return "null" if (found := getattr(job, f"{part}_start")) is None else str(found)
+
+
+def _size(job: Job, part: str) -> int:
+    return getattr(job, f"{part}_bytes") or len("null")
+
+
+def _is_read_whole(job: Job, part: str) -> bool:
+    return len(_start(job, part).encode()) >= _size(job, part)
+
+
+def _count(job: Job, part: str) -> int | None:
+    """How many arguments there are; None: too many to have been read."""
+    return excerpts.count(_start(job, part)) if _is_read_whole(job, part) else None
+
+
+def _notes(job: Job, now: datetime, around: Related | None, steps: Sequence[timeline.Step]) -> Iterator[str]:
+    """What a person has to know at once."""
+    if around is None:
+        yield gettext("The database took too long to look for workers and jobs around this one.")
+    elif not around.workers and job.state not in FINISHED:
+        yield gettext("No worker is alive.")
+    elif around.workers and not around.knows:
+        yield gettext("No live worker knows this task. In a deploy, those that come may.")
+    if job.run_after > now and any(step.outcome == timeline.Outcome.CANCELLED for step in steps):
+        left = length((job.run_after - now).total_seconds())
+        yield gettext("Cancelled while it ran: its handler was told, and may go on for %(time)s.") % {"time": left}
+    if job.state == State.RUNNING and job.lease_expires_at and job.lease_expires_at <= now:
+        yield gettext("Its lease has ended: a worker that is alive will take it back.")
+
+
+def _progress(progress: Any) -> dict[str, Any] | None:
+    """The column may hold anything: plain SQL can write it."""
+    if not isinstance(progress, dict):
+        return None
+    fraction: Any = progress.get("fraction")
+    is_known = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    part = float(min(1, max(0, fraction))) if is_known else None
+    return {
+        # No number of this language: a browser reads it.
+        "value": None if part is None else f"{part:.4f}",
+        "percent": "" if part is None else gettext("%(percent)s%%") % {"percent": f"{part * 100:.0f}"},
+        "message": str(progress.get("message") or "")[:MAX_MESSAGE],
+    }
+
+
+def _timeline(steps: Sequence[timeline.Step], now: datetime) -> dict[str, Any]:
+    lost = sum(step.attempts or 0 for step in steps)
+    text = ngettext(
+        "%(count)s attempt is not kept, or not shown.", "%(count)s attempts are not kept, or not shown.", lost
+    )
+    return {
+        "lost_note": text % {"count": lost} if lost else "",
+        "timeline": timeline.draw(steps, now),
+        "timeline_summary": timeline.summary(steps, now),
+        "steps": [
+            {
+                "looks": timeline.looks(step),
+                "text": timeline.told(step),
+                "long": "" if step.kind == timeline.StepKind.LOST else timeline.long(step),
+                "begin": moment(step.begin) if step.begin else "",
+                "worker": step.worker,
+            }
+            for step in steps
+        ],
+    }
 
 
 def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
@@ -128,47 +325,36 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
         yield pgettext_lazy("queue", "Worker"), job.worker_id
     if job.idempotency_key is not None:
         yield _("Idempotency key"), job.idempotency_key
-    if isinstance(job.progress, dict):
-        fraction = job.progress.get("fraction")
-        percent = ""
-        if isinstance(fraction, int | float):
-            percent = gettext("%(percent)s%%") % {"percent": f"{fraction * 100:.0f}"}
-        yield pgettext_lazy("queue", "Progress"), f"{percent} {job.progress.get('message') or ''}".strip() or "-"
     if job.parked_at:
         yield _("Handed back"), _("by workers that do not know this task")
 
 
-def _pretty(value: Any) -> str:
-    # Plain SQL can write surrogates, which no page can be encoded with.
-    return storable_text(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def _attempts(history: Any, open_payload: bool) -> list[Attempt]:
     """The failed attempts, the newest first. The column may hold anything: plain SQL can write it."""
-    entries: Iterable[Any] = history if isinstance(history, list) else []
-    attempts = []
-    for entry in entries:
-        known: Mapping[str, Any] = entry if isinstance(entry, dict) else {}
-        started, ended = _moment_of(known.get("started_at")), _moment_of(known.get("ended_at"))
-        took = ended - started if isinstance(started, datetime) and isinstance(ended, datetime) else None
-        attempts.append(
-            Attempt(
-                attempt=known.get("attempt", ""),
-                worker=known.get("worker") or "",
-                started_at=moment(started) if isinstance(started, datetime) else started,
-                ended_at=moment(ended) if isinstance(ended, datetime) else ended,
-                took=length(took.total_seconds()) if isinstance(took, timedelta) else "",
-                kind=KINDS.get(str(known.get("kind")), known.get("kind", "")),
-                error_type=known.get("error_type", ""),
-                message=str(known.get("message") or "") if open_payload else "",
-                traceback=str(known.get("traceback") or "") if open_payload else "",
-            )
+    entries, _ = timeline.shown_of(history)
+    attempts: list[Attempt] = []
+    shown: dict[str, Attempt] = {}
+    for place, entry in reversed(list(enumerate(entries))):
+        started, ended = timeline.moment_of(entry.get("started_at")), timeline.moment_of(entry.get("ended_at"))
+        text = _text(entry.get("traceback"), MAX_TRACEBACK) if open_payload else ""
+        same_as = shown.get(frames := tracebacks.frames_of(text)) if text else None
+        attempt = Attempt(
+            attempt=_text(entry.get("attempt"), 20),
+            worker=_text(entry.get("worker"), 120),
+            started_at=moment(started) if started else _text(entry.get("started_at"), 40),
+            took=length((ended - started).total_seconds()) if started and ended else "",
+            kind=KINDS.get(_text(entry.get("kind"), 40), _text(entry.get("kind"), 40)),
+            error_type=_text(entry.get("error_type"), 200),
+            anchor=f"pgq-attempt-{place}",
+            message=_text(entry.get("message"), MAX_MESSAGE) if open_payload else "",
+            traceback=[] if same_as else tracebacks.fold(text),
+            same_as=same_as,
         )
-    return attempts[::-1]
+        attempts.append(attempt)
+        if text and frames and not same_as:
+            shown[frames] = attempt
+    return attempts
 
 
-def _moment_of(value: Any) -> datetime | str:
-    try:
-        return parse_datetime(str(value)) or ""
-    except ValueError:
-        return str(value)
+def _text(value: Any, limit: int) -> str:
+    return "" if value is None else storable_text(str(value), limit)

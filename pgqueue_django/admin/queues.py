@@ -18,6 +18,7 @@ from pgqueue_django import audit, queues
 from pgqueue_django.models import MOMENTS, Queue
 from pgqueue_django.options import QUEUE_NAME
 
+from .rights import ReadOnlyMixin, may
 from .trails import TrailMixin
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ else:
     _QueueForm = forms.ModelForm
 
 
-class WhereJobsAre:
+class WhereJobsAre(ReadOnlyMixin):
     """Read and written where the jobs are, whatever the router says of readings."""
 
     model: Any
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        return super().get_queryset(request).using(router.db_for_write(self.model))  # type: ignore[misc,no-any-return]
+        return super().get_queryset(request).using(router.db_for_write(self.model))
 
 
 class QueueForm(_QueueForm):
@@ -92,7 +93,7 @@ class QueueAdmin(TrailMixin, WhereJobsAre, _QueueAdmin):
                 self.message_user(request, gettext("%(queue)s goes on.") % {"queue": queue.name})
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("pgqueue_django.pause_queue")
+        return may(request, "pause_queue")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return self.has_pause_permission(request)

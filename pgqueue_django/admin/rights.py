@@ -7,15 +7,58 @@ from typing import TYPE_CHECKING, Any
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.urls import reverse
+from django.urls import URLPattern, reverse
 from django.utils.translation import gettext
+from django.views.decorators.http import require_safe
 
+from pgqueue_django import conf
 from pgqueue_django.models import Job
 
 if TYPE_CHECKING:
     _JobAdmin = admin.ModelAdmin[Job]
+    _ModelAdmin = admin.ModelAdmin[Any]
 else:
-    _JobAdmin = object
+    _JobAdmin = _ModelAdmin = object
+
+
+def may(request: HttpRequest, codename: str) -> bool:
+    """Whether who asks has this right of ours; under ``READ_ONLY`` nobody has one but to view."""
+    if conf.is_read_only() and not codename.startswith("view_"):
+        return False
+    return request.user.has_perm(f"pgqueue_django.{codename}")
+
+
+class ReadOnlyMixin(_ModelAdmin):
+    """Under ``READ_ONLY`` no route that changes something and none that takes a POST, and no right but to view.
+
+    To be put before everything else of an admin, so that all its routes pass through here. Routes are read once, with
+    the URLs of the project; rights at each request.
+    """
+
+    shown_routes = (
+        *("changelist", "change", "history", "payload", "problems"),
+        *("dashboard", "dashboard_frame", "dashboard_stream", "dashboard_how"),
+    )
+    """The names of the routes that are there under ``READ_ONLY``, without those of app and model: no others are."""
+
+    def get_urls(self) -> list[URLPattern]:
+        urls = super().get_urls()
+        if not conf.is_read_only():
+            return urls
+        prefix = f"{self.opts.app_label}_{self.opts.model_name}_"
+        urls = [url for url in urls if url.name is None or url.name.removeprefix(prefix) in self.shown_routes]
+        for url in urls:
+            url.callback = require_safe(url.callback)
+        return urls
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return not conf.is_read_only() and super().has_add_permission(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not conf.is_read_only() and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not conf.is_read_only() and super().has_delete_permission(request, obj)
 
 
 class JobRightsMixin(_JobAdmin):
@@ -43,6 +86,10 @@ class JobRightsMixin(_JobAdmin):
     def has_delete_finished_permission(self, request: HttpRequest) -> bool:
         return self._has(request, "delete_job")
 
+    def has_copy_permission(self, request: HttpRequest) -> bool:
+        """With the right to see them: what is changed is shown."""
+        return self._has(request, "copy_job") and self.has_payload_permission(request)
+
     def has_payload_permission(self, request: HttpRequest) -> bool:
         """Whether arguments, result and the texts of errors may be shown."""
         return self._has(request, "view_job_payload")
@@ -51,7 +98,7 @@ class JobRightsMixin(_JobAdmin):
         return bool(getattr(self, f"has_{verb}_permission")(request))
 
     def _has(self, request: HttpRequest, codename: str) -> bool:
-        return request.user.has_perm(f"pgqueue_django.{codename}")
+        return may(request, codename)
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
         text = gettext("There is no job %(number)s. Finished jobs are kept for a time only.")

@@ -14,6 +14,8 @@ from django.utils.translation import gettext_lazy as _
 
 from pgqueue_django.models import Worker
 
+from .rights import ReadOnlyMixin
+
 if TYPE_CHECKING:
     _WorkerAdmin = admin.ModelAdmin[Worker]
 else:
@@ -21,7 +23,7 @@ else:
 
 
 @admin.register(Worker)
-class WorkerAdmin(_WorkerAdmin):
+class WorkerAdmin(ReadOnlyMixin, _WorkerAdmin):
     """The worker processes, to look at."""
 
     list_display = (

@@ -22,7 +22,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from pgqueue_django import access, conf, deadline
 from pgqueue_django.access import Actor
-from pgqueue_django.answers import Unanswered
+from pgqueue_django.answers import Unanswered, in_no_transaction
 from pgqueue_django.worker.connections import first_line, is_broken
 
 from . import limits, reading
@@ -75,17 +75,9 @@ def endpoint(**methods: Need) -> Callable[..., HttpResponse]:
     return open_to_the_api(view)
 
 
-class _All:
-    """Every database: those whose transactions a view is not in."""
-
-    def __contains__(self, alias: object) -> bool:
-        return True
-
-
 def open_to_the_api(view: Callable[..., Any]) -> Callable[..., Any]:
     """Past the project's login middleware and its CSRF check, since ``access`` has both; in no transaction."""
-    view._non_atomic_requests = _All()  # type: ignore[attr-defined]
-    return csrf_exempt(login_not_required(view))
+    return csrf_exempt(login_not_required(in_no_transaction(view)))
 
 
 def answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], *, again: bool = False) -> HttpResponse:
@@ -108,6 +100,8 @@ def _for_one(response: HttpResponse) -> HttpResponse:
 def _answer(request: HttpRequest, methods: Methods, captured: Mapping[str, Any], again: bool) -> HttpResponse:
     if not conf.current().API_AUTH:
         raise Problem(404, "off", 'The API is off: name who may use it in settings.PGQUEUE["API_AUTH"].')
+    if conf.is_read_only():
+        methods = {name: need for name, need in methods.items() if name == "GET"}
     need = methods.get("GET" if request.method == "HEAD" else request.method or "")
     if need is None:
         allow = {"Allow": ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])}

@@ -66,12 +66,7 @@ def raw(request: HttpRequest) -> bytes:
 
 def _parsed(raw: bytes) -> Any:
     try:
-        found = json.loads(
-            raw.decode("utf-8-sig"),
-            object_pairs_hook=_unique,
-            parse_constant=_no_number,
-            parse_float=_finite,
-        )
+        found = document(raw.decode("utf-8-sig"))
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:  # also of bytes that are no UTF-8, and of integers with thousands of digits
@@ -80,6 +75,11 @@ def _parsed(raw: bytes) -> Any:
     if _depth(found) > MAX_DEPTH:
         raise _too_deep()
     return found
+
+
+def document(text: str) -> Any:
+    """What the text says, read strictly. Raises ValueError, or RecursionError."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number, parse_float=_finite)
 
 
 def _too_deep() -> Problem:

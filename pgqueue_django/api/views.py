@@ -20,7 +20,7 @@ from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.cache import get_conditional_response
 
-from pgqueue_django import answers, audit, queues, transitions
+from pgqueue_django import answers, audit, conf, queues, transitions, walks
 from pgqueue_django.audit import Action, Trail
 from pgqueue_django.deadline import patient
 from pgqueue_django.models import MOMENTS, Job, Queue, Schedule, Worker
@@ -29,7 +29,7 @@ from pgqueue_django.snapshot import index_walks
 from pgqueue_django.states import FINISHED, State
 from pgqueue_django.tasks import declared_tasks
 
-from . import cursors, enqueueing, listing, reading, shapes
+from . import cursors, enqueueing, reading, shapes
 from .endpoint import Asked, Need, answer, endpoint, needs, open_to_the_api, refusal, reply
 from .errors import Problem, Wrong, invalid, pointer
 from .waiting import MAX_SECONDS, waiting
@@ -114,14 +114,15 @@ def list_jobs(asked: Asked) -> HttpResponse:
             raise Problem(403, "forbidden", "To look for a key needs the right view_job_payload.")
         if "task" not in filters:
             raise Problem(400, "parameter", "idempotency_key is of a task: name it, too.")
-        rows = listing.by_key(using, filters["task"], given["idempotency_key"])
+        rows = walks.by_key(using, filters["task"], given["idempotency_key"], shapes.SUMMARY)
         shown = [row for row in rows if all(row[name] == value for name, value in filters.items())]
         return _page(asked, shown, None)
-    place = cursors.read(given["cursor"], filters) if "cursor" in given else None
-    page = listing.page(using, filters, limit, place)
-    if page.place is None:
+    cut = cursors.read(given["cursor"], filters) if "cursor" in given else None
+    with index_walks(using) as cursor:
+        page = walks.page(cursor, *walks.chosen(filters), limit, cut, columns=shapes.SUMMARY)
+    if page.ends is None:
         return _page(asked, page.rows, None)
-    query = {**filters, "limit": limit, "cursor": cursors.written(page.place, filters)}
+    query = {**filters, "limit": limit, "cursor": cursors.written(page.ends, filters)}
     return _page(asked, page.rows, f"{shapes.url(asked.request, 'api_jobs')}?{urlencode(query)}")
 
 
@@ -382,6 +383,12 @@ def show_openapi(asked: Asked) -> HttpResponse:
     """openapi.json, kept by hand, with the path where the project has mounted the API. For everybody who is known."""
     reading.query(asked.request, ())
     document = {**_openapi(), "servers": [{"url": shapes.url(asked.request, "api")}]}
+    if conf.is_read_only():
+        document["paths"] = {
+            path: {name: part for name, part in item.items() if name in ("get", "parameters")}
+            for path, item in document["paths"].items()
+            if "get" in item
+        }
     return _tagged(asked.request, reply(document))
 
 

@@ -272,7 +272,11 @@ class Supervisor:
         begun = [begun.pair for begun in child.board.begun()]
         if worker_id := child.board.worker_id:
             self._clerk.disown(worker_id, begun)
-        was_ready = child.board.ready_at > 0
+        # Ready is said after the first claim: what was begun before that was looked for, too.
+        was_ready = child.board.ready_at > 0 or bool(begun)
+        if was_ready:
+            # It may have been so since the last look at it.
+            self._crashes.pop(child.number, None)
         child.close()
         if self._telemetry is not None:
             self._telemetry.fold()

@@ -11,6 +11,7 @@ from django.db import connection
 from django.test import Client
 
 from pgqueue_django import answers
+from pgqueue_django.dashboard import frames
 
 # Projects of their own; test_kit_project.py runs the tests of one, test_beside_django_prometheus.py the other.
 collect_ignore = ["kit_project", "prometheus_project"]
@@ -27,6 +28,7 @@ def closed_metrics(settings: Any) -> None:
 def no_reading_of_the_test_before() -> None:
     answers.shared.forget()
     answers.pings.forget()
+    frames.forget()
 
 
 @pytest.fixture

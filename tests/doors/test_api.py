@@ -778,10 +778,10 @@ def test_the_queues_of_a_batch_are_counted_in_one_statement(settings: Any, api: 
 def test_what_nobody_expected_is_logged_and_not_shown(
     api: Api, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def burst(*_: Any) -> Any:
+    def burst(*_: Any, **__: Any) -> Any:
         raise ValueError("secret-of-the-test")
 
-    monkeypatch.setattr("pgqueue_django.api.listing.page", burst)
+    monkeypatch.setattr("pgqueue_django.walks.page", burst)
     response = api.get("jobs")
     assert response.status_code == 500
     assert response.json()["code"] == "error"

@@ -12,8 +12,9 @@ from django.db import connection
 from django.test import Client
 from verbs.rows import make_job, statements
 
+from pgqueue_django import walks
 from pgqueue_django.access import Actor
-from pgqueue_django.api import listing
+from pgqueue_django.api import shapes
 from pgqueue_django.conf import RIGHTS
 from pgqueue_django.models import Job
 from pgqueue_django.snapshot import index_walks
@@ -90,7 +91,7 @@ def test_filters_leave_out_what_does_not_fit(state: str, monkeypatch: pytest.Mon
     query = "queue_name=q1&task=shop.tasks.t3" + (f"&state={state}" if state else "")
     assert set(walked(query)) == expected
     # And with pages that look at so few rows that some of them find nothing.
-    monkeypatch.setattr(listing, "LOOKED_AT", 4)
+    monkeypatch.setattr(walks, "LOOKED_AT", 4)
     found = list(pages(query))
     assert sorted(id for page in found for id in page) == sorted(expected)
     assert [] in found
@@ -98,7 +99,7 @@ def test_filters_leave_out_what_does_not_fit(state: str, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("many")
 def test_one_page_looks_at_no_more_rows_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "LOOKED_AT", 10)
+    monkeypatch.setattr(walks, "LOOKED_AT", 10)
     newest = list(Job.objects.order_by("-id").values_list("id", "task")[:10])
     page = get(f"{JOBS}?task=shop.tasks.t3")
     assert [job["id"] for job in page["jobs"]] == [id for id, task in newest if task == "shop.tasks.t3"]
@@ -162,6 +163,11 @@ INDEXES = {
 }
 
 
+def a_page(filters: dict[str, str], limit: int, cut: walks.Cut | None = None) -> walks.Page:
+    with index_walks("default") as cursor:
+        return walks.page(cursor, *walks.chosen(filters), limit, cut, columns=shapes.SUMMARY)
+
+
 @pytest.mark.parametrize("statistics", ["fresh", "empty", "of other jobs"])
 @pytest.mark.parametrize("state", INDEXES)
 def test_each_page_walks_along_one_index(state: str, statistics: str) -> None:
@@ -175,16 +181,16 @@ def test_each_page_walks_along_one_index(state: str, statistics: str) -> None:
         analyze()
     for filters in ({}, {"queue_name": "q1"}, {"task": "shop.tasks.t1"}):
         wanted = {**filters, **({"state": state} if state else {})}
-        for place in (None, listing.page("default", wanted, 5, None).place):
+        for cut in (None, a_page(wanted, 5).ends):
             with statements() as sent:
-                listing.page("default", wanted, 50, place)
+                a_page(wanted, 50, cut)
             for sql in sent:
                 if "pgqueue_job" not in sql:
                     continue
                 with index_walks("default"):
                     found = plan(sql.replace("%", "%%"))
-                assert "Seq Scan" not in found, f"{wanted} {place}\n{found}"
-                assert INDEXES[state] in found, f"{wanted} {place}\n{found}"
+                assert "Seq Scan" not in found, f"{wanted} {cut}\n{found}"
+                assert INDEXES[state] in found, f"{wanted} {cut}\n{found}"
                 # Equal moments are put in the order of their numbers; nothing else is sorted.
                 assert "Sort" not in found.replace("Incremental Sort", "").replace("Presorted", "").replace(
                     "Sort Key", ""

@@ -25,7 +25,7 @@ from ground import catalogs
 from verbs import rows
 
 from doors.conftest import fill, log_in
-from pgqueue_django import answers, audit, queues, schedules
+from pgqueue_django import answers, audit, queues, schedules, walks
 from pgqueue_django.admin import audit_log, listing
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
@@ -185,12 +185,15 @@ def test_no_english_is_left_on_the_pages_of_jobs(
 def test_no_english_is_left_where_a_list_is_cut(
     marked_language: None, boss: Client, columns: dict[str, Any], state: State | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "LISTED", 2)
-    for _ in range(3):
+    monkeypatch.setattr(walks, "LOOKED_AT", 2)
+    for _ in range(5):
         rows.make_job(state or "queued", **columns)
     answer = boss.get(LIST, {"state": state} if state else {})
     assert answer.context["cl"].limit_note
     assert untranslated(answer) == []
+    second = boss.get(LIST + answer.context["cl"].further_url)
+    assert len(second.context["cl"].page_links) == 3
+    assert untranslated(second) == []
 
 
 @pytest.mark.parametrize("verb", ["requeue", "cancel"])

@@ -40,7 +40,7 @@ from . import kit_tasks as tasks
 
 DB = rows.DB
 IN_ONE_TRANSACTION = pytest.mark.django_db
-COMMITS = pytest.mark.django_db(transaction=True, available_apps=["django.contrib.auth", "pgqueue_django"])
+COMMITS = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
@@ -387,8 +387,6 @@ class Coroutines(TestCase):
 
 class Committing(TransactionTestCase):
     """Without a transaction around it, as in a worker."""
-
-    available_apps = ["django.contrib.auth", "django.contrib.contenttypes", "pgqueue_django"]
 
     def test_jobs_run_and_commit(self) -> None:
         tasks.note.enqueue("plain")

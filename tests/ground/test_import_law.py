@@ -17,16 +17,20 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat conf options tracing
-    models search audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures
+    models search argument_index
+    audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures walks redaction
     worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
     worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
     worker.loop worker.supervisor worker.process worker.progress worker.reload
     metrics backend answers deadline access views prometheus
-    api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing api.listing
+    api.errors api.reading api.cursors api.limits api.shapes api.waiting api.endpoint api.enqueueing
     api.views api.urls api
-    dashboard.wording dashboard urls
-    admin.rights admin.listing admin.trails admin.actions admin.problems admin.detail admin.jobs admin.workers
-    admin.queues admin.schedules admin.audit_log admin testing.backends testing.kit testing pytest_plugin checks
+    dashboard.wording dashboard.charts dashboard.script dashboard.live dashboard.frames dashboard.stream
+    dashboard.excerpts dashboard.tracebacks dashboard.timeline dashboard.related dashboard.public dashboard
+    public_urls urls
+    admin.rights admin.choices admin.listing admin.trails admin.actions admin.problems admin.calls admin.copies
+    admin.detail admin.dashboard admin.jobs admin.workers admin.queues admin.schedules admin.audit_log admin
+    testing.backends testing.kit testing pytest_plugin checks
     management management.arguments management.trails management.selection management.commands management.commands.*
     apps __init__
     """.strip()

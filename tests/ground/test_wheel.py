@@ -43,7 +43,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     wanted = {str(path.relative_to(PACKAGE.parent)) for path in files}
     there = {name for name in zipfile.ZipFile(wheel).namelist() if not name.partition("/")[0].endswith(".dist-info")}
     assert there == wanted
-    assert {Path(name).suffix for name in there} == {".py", ".typed", ".html", ".css", ".json", ".po", ".mo"}
+    assert {Path(name).suffix for name in there} == {".py", ".typed", ".html", ".css", ".js", ".json", ".po", ".mo"}
     assert "pgqueue_django/migrations/0001_initial.py" in there
 
 

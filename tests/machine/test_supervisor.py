@@ -197,6 +197,20 @@ def test_a_job_that_kills_its_process_is_dead_after_its_attempts_and_the_others_
     assert running.supervisor.stop() == 0
 
 
+def test_jobs_that_kill_their_process_as_it_begins_its_first_one_do_not_end_the_supervisor(
+    fleet: Callable[..., Fleet],
+) -> None:
+    """Whoever begins a job has looked for one: it is not a process that cannot start, however soon it is dead."""
+    killers = enqueue_many([handlers.die.using(max_attempts=1).call()] * 7)
+    running = fleet(1, "--concurrency", "1", "--lease", "60")
+    for enqueued in killers:
+        # Each has a process of its own, which takes about a second to start: five crashes in a row would be the end,
+        # and four a pause of four seconds.
+        assert [entry["kind"] for entry in wait_for_state(enqueued, State.DEAD, timeout=20).history] == ["worker_lost"]
+    wait_for_state(handlers.write_job.enqueue(), State.SUCCEEDED)
+    assert running.supervisor.stop() == 0
+
+
 @pytest.mark.slow
 def test_fifty_abrupt_ends_cost_no_other_job_more_than_an_attempt_each(fleet: Callable[..., Fleet]) -> None:
     running = fleet(2, "--concurrency", "4", "--lease", "60")
