@@ -10,6 +10,7 @@ from testproject.settings import database, database_url
 
 SECRET_KEY = "only-for-the-benchmarks"
 DEBUG = False
+ALLOWED_HOSTS = ["localhost"]
 USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
@@ -44,9 +45,13 @@ TEMPLATES = [
     }
 ]
 
-DATABASES = {"default": {**database(database_url()), "CONN_MAX_AGE": None}}
+_max_age = os.environ.get("BENCH_CONN_MAX_AGE")
+DATABASES = {"default": {**database(database_url()), "CONN_MAX_AGE": int(_max_age) if _max_age else None}}
 
-PGQUEUE = {"POLL_INTERVAL": float(os.environ.get("BENCH_POLL_INTERVAL", "1"))}
+PGQUEUE = {
+    "POLL_INTERVAL": float(os.environ.get("BENCH_POLL_INTERVAL", "1")),
+    "LIVE": os.environ.get("BENCH_LIVE", "poll"),
+}
 
 LOGGING = {
     "version": 1,

@@ -38,6 +38,7 @@ from django.utils.translation import gettext, pgettext
 
 from pgqueue_django import answers, audit, conf, deadline, queues, schedules, transitions
 from pgqueue_django.dashboard import frames, script, stream
+from pgqueue_django.dashboard.wording import why
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Job, Schedule
 from pgqueue_django.options import QUEUE_NAME
@@ -291,30 +292,36 @@ class DashboardPageMixin(JobActionsMixin):
                 with transaction.atomic(using=using):
                     text, logged, is_done = self._switched(using, verb, row)
             except (TaskNotFound, TypeError, InvalidPayload, InvalidSchedule) as error:
-                self.message_user(request, f"{row}: {error}", messages.ERROR)
+                told = why(error) if isinstance(error, InvalidSchedule) else error
+                self.message_user(request, f"{row}: {told}", messages.ERROR)
                 return
             self.trail(request, using, verb, f"schedule {row.name}").add(int(is_done), int(not is_done))
             if is_done:
                 self.log_change(request, row, logged)
+            else:
+                text = gettext("it was so already")
         self.message_user(request, f"{row}: {text}", messages.SUCCESS if is_done else messages.WARNING)
 
     @staticmethod
     def _switched(using: str, verb: str, row: Schedule) -> tuple[str, str, bool]:
         """What to tell, what to log, and whether there was anything to do."""
-        rows = Schedule.objects.using(using).filter(pk=row.pk)
+
+        def change(**changes: Any) -> bool:
+            """Unless it is so already."""
+            as_it_was = {name: not value for name, value in changes.items() if isinstance(value, bool)}
+            return bool(Schedule.objects.using(using).filter(pk=row.pk, **as_it_was).update(**changes))
+
         if verb == "run_schedule":
             job = schedules.run_now(using, row.pk)
             return f"#{job}", gettext("Run now: job %(id)s.") % {"id": job}, True
         if verb == "enable_schedule":
             # From now on: what it missed while it was off is not made up for.
             schedules.plan(using, row)
-            is_done = bool(rows.filter(is_enabled=False).update(is_enabled=True, next_at=row.next_at, error=""))
+            is_done = change(is_enabled=True, next_at=row.next_at, error="")
             return pgettext("queue", "enabled"), gettext("Enabled."), is_done
         if verb == "disable_schedule":
-            is_done = bool(rows.filter(is_enabled=True).update(is_enabled=False))
-            return pgettext("queue", "disabled"), gettext("Disabled."), is_done
-        is_done = bool(rows.filter(is_enabled=True, skip_next=False).update(skip_next=True))
-        return gettext("the next tick is skipped"), gettext("The next tick is skipped."), is_done
+            return pgettext("queue", "disabled"), gettext("Disabled."), change(is_enabled=False)
+        return gettext("the next tick is skipped"), gettext("The next tick is skipped."), change(skip_next=True)
 
 
 def _number(request: HttpRequest, name: str) -> int:

@@ -153,6 +153,7 @@ class _Drawing:
         self.taken = reading.taken
         self.now = reading.now
         self.past = past
+        self._urls: dict[str, str] = {}
         self.lists_url = self._url("job_changelist") if viewer.may("view_job") else ""
         self.workers_url = self._url("worker_changelist") if viewer.may("view_worker") else ""
         self.depths = {(depth.queue_name, depth.state): depth for depth in self.taken.depths}
@@ -173,12 +174,20 @@ class _Drawing:
 
     # -- where things are ---------------------------------------------------------------------------------------
 
-    def _url(self, name: str, *args: object) -> str:
+    def _url(self, name: str, *args: int) -> str:
         """Empty where this admin site has no such page."""
-        try:
-            return reverse(f"admin:pgqueue_django_{name}", args=args, current_app=self.viewer.site)
-        except NoReverseMatch:
-            return ""
+        if name not in self._urls:
+            # Once for each kind of page: a frame has a hundred links.
+            try:
+                url = reverse(f"admin:pgqueue_django_{name}", args=[0] * len(args), current_app=self.viewer.site)
+            except NoReverseMatch:
+                url = ""
+            self._urls[name] = url
+        url = self._urls[name]
+        if not (url and args):
+            return url
+        head, _, tail = url.rpartition("/0/")
+        return f"{head}/{args[0]}/{tail}"
 
     def _jobs(self, state: State | None = None, search: str = "") -> str:
         if not self.lists_url:
@@ -189,7 +198,7 @@ class _Drawing:
     def _of_queue(self, name: str, state: State | None = None) -> str:
         return self._jobs(state, f"queue:{name}") if QUEUE_NAME.fullmatch(name) else ""
 
-    def _job(self, id: object) -> str:
+    def _job(self, id: int) -> str:
         return self._url("job_change", id) if self.lists_url else ""
 
     def _button(self, text: str, right: str, name: str, **fields: Any) -> list[dict[str, Any]]:
@@ -488,8 +497,7 @@ class _Drawing:
     def _named(self, row: Row) -> list[Cell]:
         return [
             _cell(f"#{row['id']}", url=self._job(row["id"])),
-            _cell(row["task"]),
-            _cell(row["label"]),
+            _cell(_called(row)),
             _cell(row["queue_name"], url=self._of_queue(row["queue_name"])),
         ]
 
@@ -498,7 +506,6 @@ class _Drawing:
         return [
             ("job", pgettext("queue", "Job")),
             ("task", pgettext("queue", "Task")),
-            ("label", pgettext("queue", "Label")),
             ("queue", pgettext("queue", "Queue")),
         ]
 
@@ -653,9 +660,9 @@ class _Drawing:
         if is_on and row["skip_next"]:
             state = gettext("the next tick is skipped")
         if row["error"]:
-            state = (
-                f"{state}: {row['error']}" if self.viewer.may("view_job_payload") else f"{state}: {gettext('failing')}"
-            )
+            # Not called in the text itself, where Babel looks for messages on newer Pythons alone.
+            told = row["error"] if self.viewer.may("view_job_payload") else pgettext("queue", "failing")
+            state = f"{state}: {told}"
         buttons = self._button(gettext("Run now"), "run_schedule", "run_schedule", schedule=id)
         if is_on and not row["skip_next"]:
             buttons += self._button(gettext("Skip next"), "switch_schedule", "skip_schedule", schedule=id)
@@ -687,11 +694,11 @@ class _Drawing:
             if event.kind == State.SUCCEEDED and began:
                 took = length(max(0.0, (event.at - began).total_seconds()))
                 what = gettext("%(state)s after %(time)s") % {"state": what, "time": took}
-            name = f"{job['task']} · {job['label']}" if job["label"] else job["task"]
             yield {
                 "key": event.key,
                 "at": event.at.isoformat(),
-                "text": f"#{job['id']} {name}: {what}",
+                "ago": self._at(event.at)["text"],
+                "text": f"#{job['id']} {_called(job)}: {what}",
                 "url": self._job(job["id"]),
                 "class": f"pgq-{event.kind}",
             }
@@ -707,6 +714,10 @@ class _Drawing:
         yield {"done": self.taken.workers > 0, "text": text, "code": "python manage.py pgqueue_worker"}
         code = f"python manage.py pgqueue_enqueue {tasks[0] if tasks else 'shop.tasks.greet'}"
         yield {"done": False, "text": gettext("The first job has yet to be enqueued."), "code": code}
+
+
+def _called(row: Row) -> str:
+    return f"{row['task']} · {row['label']}" if row["label"] else str(row["task"])
 
 
 def _ready(state: State) -> str:

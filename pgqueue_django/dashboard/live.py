@@ -44,8 +44,10 @@ MAX_HELD = 5
 MAX_NEWEST = 30
 MAX_WATCHED = 200
 MAX_EVENTS = 30
-MAX_MINUTE_ROWS = 100_000
-"""Rows of statistics that one window is made of: the newest."""
+_SETTLED_SECONDS = 120.0
+"""After which no worker writes into a minute any more."""
+MAX_MINUTE_ROWS = 30_000
+"""Rows of statistics that one look at a window reads: the newest that it has not yet."""
 
 _RUNNING_NOW = "SELECT {} FROM pgqueue_job WHERE state = 'running' ORDER BY worker_id, id LIMIT %(cap)s"
 _WAITING_NOW = "SELECT {} FROM pgqueue_job WHERE state IN ('scheduled', 'retrying') ORDER BY run_after LIMIT %(cap)s"
@@ -93,7 +95,7 @@ WITH running AS MATERIALIZED ({
                heartbeat_at, heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds) AS alive,
                CASE jsonb_typeof(tasks) WHEN 'array' THEN jsonb_array_length(tasks) ELSE 0 END AS tasks
         FROM pgqueue_worker) AS known
-    ORDER BY alive DESC, CASE WHEN NOT alive THEN heartbeat_at END DESC, id LIMIT {MAX_WORKERS}
+    ORDER BY CASE WHEN NOT alive THEN heartbeat_at END DESC NULLS FIRST, id LIMIT {MAX_WORKERS}
 ), pause AS (
     SELECT name, paused_at, resume_at, reason, actor FROM pgqueue_queue
     WHERE paused_at IS NOT NULL AND (resume_at IS NULL OR resume_at > statement_timestamp())
@@ -382,24 +384,32 @@ WINDOWS: Mapping[str, Length] = {
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A window of the past; None: of that part nothing was read, since there is too much."""
+    """A window of the past; None: of that part nothing has been read yet, or it is too much."""
 
     number: int
     ends_at: float
     spans: tuple[Span | None, ...]
+    is_whole: bool
+    """There is no more to read of it."""
 
 
+_NO_END = 1e11
 _PAST = f"""
 WITH since AS (
-    SELECT to_timestamp((floor(EXTRACT(EPOCH FROM statement_timestamp()) / %(size)s) - %(points)s + 1) * %(size)s) AS at
+    SELECT to_timestamp(GREATEST(%(since)s,
+        (floor(EXTRACT(EPOCH FROM statement_timestamp()) / %(size)s) - %(points)s + 1) * %(size)s)) AS at,
+        to_timestamp(%(until)s) AS until
 ), now_kept AS MATERIALIZED (
-    SELECT minute AS begin, stat.* FROM pgqueue_stat stat WHERE minute >= (SELECT at FROM since)
+    SELECT minute AS begin, stat.* FROM pgqueue_stat stat
+    WHERE minute >= (SELECT at FROM since) AND minute < (SELECT until FROM since)
     ORDER BY minute DESC LIMIT {MAX_MINUTE_ROWS}
 ), minutes AS MATERIALIZED (
-    SELECT * FROM pgqueue_stat_history WHERE seconds = 60 AND begin >= (SELECT at FROM since)
+    SELECT * FROM pgqueue_stat_history
+    WHERE seconds = 60 AND begin >= (SELECT at FROM since) AND begin < (SELECT until FROM since)
     ORDER BY seconds DESC, begin DESC LIMIT {MAX_MINUTE_ROWS}
 ), hours AS MATERIALIZED (
-    SELECT * FROM pgqueue_stat_history WHERE seconds = 3600 AND begin >= (SELECT at FROM since)
+    SELECT * FROM pgqueue_stat_history
+    WHERE seconds = 3600 AND begin >= (SELECT at FROM since) AND begin < (SELECT until FROM since)
     ORDER BY seconds DESC, begin DESC LIMIT {MAX_MINUTE_ROWS}
 ), part AS (
     SELECT begin, succeeded, retried, failed, dead, pickup_counts, run_counts FROM now_kept
@@ -419,32 +429,75 @@ SELECT jsonb_build_array(
 _numbers = itertools.count(1)
 
 
-def _past(using: str, length: Length) -> Past:
-    size = length.seconds_per_point
-    with index_walks(using) as cursor:
-        cursor.execute(_PAST, {"size": size, "points": length.points})
-        now, slots, first = json.loads(cursor.fetchone()[0])
-    found = {int(sums[0]): sums[1:] for sums in slots or ()}
-    last = int(now // size)
-    spans: list[Span | None] = []
-    for slot in range(last - length.points + 1, last + 1):
-        begin = slot * size
-        if first is not None and begin < first:
-            spans.append(None)
-        elif slot in found:
-            spans.append(_span(begin, max(1.0, min(size, now - begin)), found[slot]))
-        else:
-            spans.append(total((), since=begin, until=begin + size))
-    return Past(next(_numbers), (last + 1.0) * size, tuple(spans))
+class _Window:
+    """A window of the past. What is over is read once, the newest first, and in steps where there is much of it."""
 
+    def __init__(self, length: Length) -> None:
+        self._length = length
+        self._over: dict[int, Span | None] = {}
+        """By place, in units of the window's points; none is missing between the first and the last."""
 
-def _sharing(length: Length) -> Shared[Past]:
-    return Shared(lambda using: _past(using, length), length.shared_seconds)
+    def take(self, using: str) -> Past:
+        size, points = self._length.seconds_per_point, self._length.points
+        over = dict(self._over)
+        now, spans = self._read(using, (max(over) + 1) * size if over else 0.0, _NO_END)
+        last = int(now // size)
+        if over and max(over) >= last:  # its clock was set back, or it is another server's
+            self._over = {}
+            return self.take(using)
+        first = last - points + 1
+        if over and min(spans) > max(over) + 1:  # nobody has looked for long: between them there is more
+            over = {}
+        if (lowest := min([*over, *spans])) > first:
+            _, older = self._read(using, first * size, lowest * size)
+            spans = {**older, **spans}
+        spans = {**over, **spans}
+        self._over = {
+            slot: span for slot, span in spans.items() if slot >= first and (slot + 1) * size < now - _SETTLED_SECONDS
+        }
+        shown = tuple(spans.get(slot) for slot in range(first, last + 1))
+        return Past(next(_numbers), (last + 1.0) * size, shown, min(spans) <= first)
+
+    def _read(self, using: str, since: float, until: float) -> tuple[float, dict[int, Span | None]]:
+        """When it was, and the places of this part of the window that were read whole."""
+        size, points = self._length.seconds_per_point, self._length.points
+        with index_walks(using) as cursor:
+            cursor.execute(_PAST, {"size": size, "points": points, "since": since, "until": until})
+            now, slots, cut = json.loads(cursor.fetchone()[0])
+        found = {int(sums[0]): sums[1:] for sums in slots or ()}
+        begin, end = (
+            max(int(since // size), int(now // size) - points + 1),
+            min(int(until // size), int(now // size) + 1),
+        )
+        if cut is not None:
+            # The rest is for the next time. One that is too much by itself is left out for ever.
+            begin = min(int(cut // size) + 1, end)
+        spans: dict[int, Span | None] = {}
+        for slot in range(begin, end):
+            at = slot * size
+            length = max(1.0, min(size, now - at))
+            spans[slot] = _span(at, length, found[slot]) if slot in found else total((), since=at, until=at + length)
+        if cut is not None and not spans:
+            spans[begin - 1] = None
+        return now, spans
 
 
 _watch = _Watch()
+_windows = {name: _Window(length) for name, length in WINDOWS.items()}
 readings: Shared[Reading] = Shared(lambda using: _watch.take(using), SHARED_SECONDS)
-pasts: Mapping[str, Shared[Past]] = {window: _sharing(length) for window, length in WINDOWS.items()}
+
+
+def _sharing(name: str) -> Shared[Past]:
+    def look(using: str) -> Past:
+        past = _windows[name].take(using)
+        shared.seconds = WINDOWS[name].shared_seconds if past.is_whole else SECONDS
+        return past
+
+    shared = Shared(look, WINDOWS[name].shared_seconds)
+    return shared
+
+
+pasts: Mapping[str, Shared[Past]] = {name: _sharing(name) for name in WINDOWS}
 
 
 def forget() -> None:
@@ -452,5 +505,6 @@ def forget() -> None:
     global _watch
     _watch = _Watch()
     readings.forget()
-    for past in pasts.values():
-        past.forget()
+    for name, length in WINDOWS.items():
+        _windows[name] = _Window(length)
+        pasts[name].forget()

@@ -18,6 +18,9 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from asgiref.sync import sync_to_async
+from django.db import connections
+
 from pgqueue_django.answers import Unanswered
 
 from . import frames, live
@@ -122,12 +125,20 @@ def _event(name: str, data: bytes, id: str = "") -> bytes:
     return f"{head}event: {name}\ndata: ".encode() + data + b"\n\n"
 
 
+def _let_go() -> None:
+    """Of the connections that the request was made with: Django would hold them until the stream ends."""
+    for connection in connections.all(initialized_only=True):
+        if not connection.in_atomic_block:  # of a test
+            connection.close()
+
+
 _stations: WeakKeyDictionary[asyncio.AbstractEventLoop, _Station] = WeakKeyDictionary()
 
 
 async def events(viewer: Viewer) -> AsyncIterator[bytes]:
     """What one stream sends, for ``SECONDS``."""
     ends_at = time.monotonic() + SECONDS
+    await sync_to_async(_let_go)()
     yield f"retry: {RETRY_SECONDS * 1000:.0f}\n\n".encode()
     with _stations.setdefault(asyncio.get_running_loop(), _Station()).joined(viewer) as listener:
         while (left := ends_at - time.monotonic()) > 0:

@@ -175,10 +175,10 @@ def test_numbers_are_written_in_the_language_of_who_looks() -> None:
 
 
 def test_the_chart_says_in_words_what_it_shows() -> None:
-    drawing = draw(chart([1, 4, None, 2, None], [None], unit="jobs", seconds=60))
-    assert drawing["series"][0]["text"] == "2", "the last that is known"
-    assert drawing["about"] == "S0: 2, least 1, most 4; S1: no values"
-    assert drawing["begins"] == "5 min ago", "a point is the time that ends with it"
+    drawing = draw(chart([3, 4, None, 2, 2.5, None], [None], unit="jobs", seconds=60))
+    assert drawing["series"][0]["text"] == "2.5", "the last that is known"
+    assert drawing["about"] == "S0: 2.5, least 2, most 4; S1: no values"
+    assert drawing["begins"] == "6 min ago", "a point is the time that ends with it"
 
 
 def test_what_the_script_needs_is_left_as_it_was() -> None:

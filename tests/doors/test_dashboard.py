@@ -360,7 +360,7 @@ def test_hostile_texts_stay_texts(browser: Browser) -> None:
         )
     client = browser(superuser=True)
     content = frame(client)
-    assert cells(content, "dead")[0]["label"]["text"] == HOSTILE
+    assert cells(content, "dead")[0]["task"]["text"] == f"{HOSTILE} · {HOSTILE}"
     assert HOSTILE in cells(content, "dead")[0]["error"]["text"]
     page = client.get(DASHBOARD).content.decode()
     assert "<img src=x" not in page
@@ -618,7 +618,7 @@ def test_schedules_run_skip_and_are_switched(browser: Browser) -> None:
     assert again.is_enabled
     assert again.next_at is not None
     assert again.next_at > rows.database_now()
-    press(client, "enable_schedule", schedule=row.pk)
+    assert said(press(client, "enable_schedule", schedule=row.pk)) == ["nightly: it was so already"]
     assert list(AuditEntry.objects.order_by("pk").values_list("action", "target", "changed", "skipped")) == [
         ("run_schedule", "schedule nightly", 1, 0),
         ("skip_schedule", "schedule nightly", 1, 0),

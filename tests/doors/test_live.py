@@ -255,7 +255,7 @@ def test_a_lower_id_that_is_committed_later_is_told(watch: live._Watch) -> None:
 
 
 def test_the_feed_and_what_is_followed_end(watch: live._Watch) -> None:
-    for _ in range(5):
+    for _ in range(10):
         fill(running=60, queued=60)
         reading = watch.take(DB)
         assert len(reading.events) <= live.MAX_EVENTS
@@ -356,7 +356,7 @@ def history() -> None:
 @pytest.mark.parametrize("window", live.WINDOWS)
 def test_a_window_is_what_the_tables_have_in_it(window: str, history: None) -> None:
     length = live.WINDOWS[window]
-    past = live._past(DB, length)
+    past = live._Window(length).take(DB)
     spans = [span for span in past.spans if span is not None]
     assert len(spans) == length.points
     begin = spans[0].begin
@@ -378,14 +378,74 @@ def test_a_window_is_what_the_tables_have_in_it(window: str, history: None) -> N
     assert expected[0] > 5
 
 
-def test_what_is_too_much_for_a_window_is_a_gap_at_its_beginning(
-    history: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("window", live.WINDOWS)
+def test_what_is_much_is_read_in_steps_the_newest_first(
+    window: str, history: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_PAST", live._PAST.replace(str(live.MAX_MINUTE_ROWS), "600"))
-    spans = live._past(DB, live.WINDOWS["day"]).spans
-    gaps = [place for place, span in enumerate(spans) if span is None]
-    assert gaps == list(range(len(gaps)))
-    assert 50 < len(gaps) < 60
+    whole = live._Window(live.WINDOWS[window]).take(DB)
+    monkeypatch.setattr(live, "_PAST", live._PAST.replace(str(live.MAX_MINUTE_ROWS), "150"))
+    one = live._Window(live.WINDOWS[window])
+    seen = []
+    for _ in range(len(whole.spans)):
+        past = one.take(DB)
+        gaps = [place for place, span in enumerate(past.spans) if span is None]
+        assert gaps == list(range(len(gaps)))
+        seen.append(len(gaps))
+        if past.is_whole:
+            break
+    assert seen == sorted(set(seen), reverse=True)
+    assert seen[-1] == 0
+    assert len(seen) > 2 or window == "hour"
+    assert [span and span.done for span in past.spans] == [span and span.done for span in whole.spans]
+
+
+def test_who_comes_back_after_long_misses_nothing(history: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = live._Window(live.WINDOWS["day"])
+    whole = one.take(DB)
+    one._over = dict(list(one._over.items())[:20])  # as if it had been read so long ago
+    monkeypatch.setattr(live, "_PAST", live._PAST.replace(str(live.MAX_MINUTE_ROWS), "300"))
+    for _ in range(50):
+        past = one.take(DB)
+        if past.is_whole:
+            break
+    assert [span and span.done for span in past.spans] == [span and span.done for span in whole.spans]
+
+
+def test_one_part_that_is_too_much_by_itself_is_left_out(history: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_PAST", live._PAST.replace(str(live.MAX_MINUTE_ROWS), "20"))
+    one = live._Window(live.WINDOWS["week"])
+    for _ in range(400):
+        past = one.take(DB)
+        if past.is_whole:
+            break
+    assert past.is_whole
+    # Of the hours there is a row each, of the minutes sixty.
+    assert [span is None for span in past.spans[50:60]] == [False] * 10
+    assert past.spans[-5] is None
+
+
+@pytest.mark.parametrize("window", live.WINDOWS)
+def test_what_is_over_is_read_once_and_what_is_not_again(window: str, history: None) -> None:
+    one = live._Window(live.WINDOWS[window])
+    first = one.take(DB)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_stat_history SET succeeded = succeeded + 1000")
+    add(State.SUCCEEDED, 7)
+    again, anew = one.take(DB), live._Window(live.WINDOWS[window]).take(DB)
+    assert [len(past.spans) for past in (first, again, anew)] == [live.WINDOWS[window].points] * 3
+    changed = [place for place, span in enumerate(first.spans) if span and again.spans[place].done != span.done]  # type: ignore[union-attr]
+    assert changed
+    # The one that goes on, and those that have just ended.
+    assert min(changed) >= len(first.spans) - 2 - 180 // live.WINDOWS[window].seconds_per_point
+    assert sum(span.done for span in anew.spans if span) > sum(span.done for span in again.spans if span)
+    assert again.spans[-1] == pytest.approx(anew.spans[-1]) or again.spans[-1].done == anew.spans[-1].done  # type: ignore[union-attr]
+
+
+def test_a_window_of_a_clock_that_was_set_back_begins_anew(history: None) -> None:
+    one = live._Window(live.WINDOWS["hour"])
+    before = one.take(DB)
+    one._over = {slot + 10_000: span for slot, span in one._over.items()}
+    assert one.take(DB).spans[:50] == before.spans[:50]
 
 
 @pytest.mark.parametrize("window", live.WINDOWS)
@@ -395,8 +455,12 @@ def test_a_window_walks_the_index_of_the_history(window: str, history: None) -> 
         cursor.execute(snapshot._PLANNING, ["10s"])
         cursor.execute("ANALYZE pgqueue_stat_history")
         length = live.WINDOWS[window]
-        text = plan(live._PAST, {"size": length.seconds_per_point, "points": length.points})
+        text = plan(
+            live._PAST, {"size": length.seconds_per_point, "points": length.points, "since": 0, "until": live._NO_END}
+        )
     assert "Seq Scan on pgqueue_stat_history" not in text, text
+    for seconds in (60, 3600):
+        assert f"Index Cond: ((seconds = {seconds}) AND (begin >= " in text, text
 
 
 @given(counts=st.lists(st.integers(0, 1000), min_size=16, max_size=16), share=st.floats(0, 1))
