@@ -6,7 +6,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3.14 pyth
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench messages clean
+.PHONY: demo test e2e screenshots lint docs bench messages clean
 
 # SECONDS=20 closes the shop by itself; without it, Ctrl-C does. DEMO_*: see python -m testproject.demo --help.
 demo: $(VENV)/.installed-demo
@@ -15,6 +15,14 @@ demo: $(VENV)/.installed-demo
 # ARGS="-k shop" and the like go to pytest.
 test: $(VENV)/.installed-test
 	@exec $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+# In Debian's Chromium, which must be there. ARGS as above; E2E_PYTHON=.tox/py311-dj52/bin/python for another Django.
+e2e: $(VENV)/.installed-e2e
+	@exec $(BIN)/python -m pytest tests/e2e/browser $(ARGS)
+
+# Those of docs/_static, taken anew.
+screenshots: $(VENV)/.installed-e2e
+	@exec $(BIN)/python -m pytest tests/e2e/browser/screenshots.py $(ARGS)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .
@@ -36,7 +44,7 @@ bench: $(VENV)/.installed-test
 
 clean:
 	@if [ -x $(BIN)/python ] && [ -d .pgdata ]; then $(BIN)/python -m testproject.localdb stop; fi
-	rm -rf $(VENV) .pgdata .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .pgdata .demo .e2e .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 # --group came with pip 25.1.
 $(VENV)/.pip:
@@ -51,6 +59,11 @@ $(VENV)/.installed-demo: $(VENV)/.pip pyproject.toml
 
 $(VENV)/.installed-test: $(VENV)/.pip pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[local]' --group test
+	@touch $@
+
+$(VENV)/.installed-e2e: $(VENV)/.pip pyproject.toml
+	$(BIN)/python -m pip install --quiet -e '.[local]' --group test --group e2e
+	$(BIN)/python -m tests.e2e.browser.axe
 	@touch $@
 
 $(VENV)/.installed-lint: $(VENV)/.pip pyproject.toml

@@ -9,8 +9,8 @@ from bench.lab import ROOT
 
 # The longest last, so that an interrupted run has most of the page.
 ALL = [
-    *("drain", "limit", "latency", "enqueue", "memory", "crash", "restart", "snapshot", "dashboard", "prune", "growth"),
-    *("modes", "peers"),
+    *("drain", "limit", "latency", "enqueue", "memory", "crash", "restart", "snapshot", "pages", "dashboard", "prune"),
+    *("growth", "modes", "peers"),
 ]
 
 

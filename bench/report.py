@@ -20,8 +20,8 @@ from bench.record import RESULTS, spread
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 ORDER = [
-    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "dashboard", "modes", "memory"),
-    *("crash", "restart"),
+    *("drain", "limit", "peers", "latency", "enqueue", "growth", "prune", "snapshot", "pages", "dashboard", "modes"),
+    *("memory", "crash", "restart"),
 ]
 TITLES = {
     "drain": "Draining a backlog",
@@ -32,6 +32,7 @@ TITLES = {
     "growth": "Full tables and long transactions",
     "prune": "Pruning beside work",
     "snapshot": "Reading the whole queue",
+    "pages": "Pages for people",
     "dashboard": "People who look at the dashboard",
     "modes": "Why SKIP LOCKED",
     "memory": "Memory and connections",
@@ -321,6 +322,21 @@ def snapshot(result: Result, page: Page) -> None:
     page.say(*table(["finished jobs", "p50, ms", "p99, ms", "pages looked at"], rows))
 
 
+def pages(result: Result, page: Page) -> None:
+    sizes = result.settings("jobs")
+    rows = []
+    for name in result.settings("page"):
+        row = [name]
+        for size in sizes:
+            row += figure_row(result.figures(jobs=size, page=name), "cpu_ms", "ms_p50")
+        rows.append(row)
+    page.say(*table(["page", *(f"{size:,} jobs, ms {what}" for size in sizes for what in ("CPU", "p50"))], rows))
+    names = ("enqueue_us", "enqueue_many_us", "claim_and_settle_us", "index_mb")
+    rows = [[which, *figure_row(result.figures(index=which), *names)] for which in result.settings("index")]
+    heads = ["index on arguments", "enqueue, µs of the server a job", "in bulk", "claim and settle", "its size, MB"]
+    page.say(*table(heads, rows))
+
+
 def dashboard(result: Result, page: Page) -> None:
     from bench.dashboard import ROWS
 
@@ -390,6 +406,7 @@ SECTIONS: dict[str, Callable[[Result, Page], None]] = {
     "growth": growth,
     "prune": prune,
     "snapshot": snapshot,
+    "pages": pages,
     "dashboard": dashboard,
     "modes": modes,
     "memory": memory,

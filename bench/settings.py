@@ -10,6 +10,7 @@ from testproject.settings import database, database_url
 
 SECRET_KEY = "only-for-the-benchmarks"
 DEBUG = False
+ALLOWED_HOSTS = ["localhost"]
 USE_TZ = True
 TIME_ZONE = "UTC"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -1,6 +1,6 @@
 """The URLs that every Django project has."""
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
-urlpatterns = [path("admin/", admin.site.urls)]
+urlpatterns = [path("admin/", admin.site.urls), path("pgqueue/", include("pgqueue_django.urls"))]

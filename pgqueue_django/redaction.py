@@ -45,9 +45,10 @@ _TELLING = """
     value values version violates violation wait waited waiting worker write writing wrong zero
 """
 _JOINING = """
-    a after again an and any are as at be been before being between but by can did do down for from had has have if
-    in into is it its later less many more most must no not of off on only or other over same should than that the
-    then there this to too under until up was were when which while will with within without
+    a after again an and any are as at be because been before being between but by can did do down first for from
+    had has have if in into is it its last later less longer many may might more most must new no not now of off on
+    one only or other over same should than that the then there this to too under until up was were when which while
+    will with within without would yet
 """
 TELLING, WORDS = frozenset(_TELLING.split()), frozenset(f"{_TELLING} {_JOINING}".split())
 # What stands in quotation marks is somebody's, whatever the words.

@@ -7,8 +7,9 @@ Raises ``SearchError``, with where and why, for what it cannot read, and nothing
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -54,6 +55,8 @@ class Condition(NamedTuple):
     sql: str
     params: tuple[Any, ...]
     reads_payload: bool = False  # arguments, or what errors said: for those who may see them
+    wider: Condition | None = None
+    """What an index on arguments can answer: true of all rows of which this is true, and of some others."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class Query:
     ids: tuple[int, ...] | None = None
     fingerprint: str | None = None
     """It asks for the failed and dead jobs of one kind of error, which have an index of their own."""
+    key: str | None = None
+    """It asks for an idempotency key, of which there is one at the most in each task."""
     told: str = ""
     """The terms as others may read them: of those that read payload, what they look at and not what for."""
 
@@ -90,6 +95,7 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
     ids: tuple[int, ...] | None = None
     fingerprint: str | None = None
     told = list[str]()
+    key: str | None = None
     for number, found in enumerate(_TERM.finditer(text)):
         if number == MAX_TERMS:
             raise SearchError("many", found.start(), most=MAX_TERMS)
@@ -109,10 +115,11 @@ def read(text: str, positions: Positions = lambda name: ()) -> Query:
                 raise SearchError("fp", at, value=value[:40])
             fingerprint = value
         else:
+            key = value if field == "key" else key
             conditions.append(_condition(field, value, at if found["field"] is None else found.start(), positions))
             if conditions[-1].reads_payload:
                 told[-1] = f"{field}:…"
-    return Query(tuple(conditions), ids, fingerprint, " ".join(told))
+    return Query(tuple(conditions), ids, fingerprint, key, " ".join(told))
 
 
 def _ids(value: str, at: int) -> Iterator[int]:
@@ -166,7 +173,36 @@ def _argument(path: str, value: str, at: int, positions: Positions) -> Condition
     if name.isascii() and name.isdecimal():
         parts.append("job.args #>> %s::text[] = %s")
         params += [[name, *inner], value]
-    for task, place in islice(positions(name), MAX_PLACES):
+    places = list(islice(positions(name), MAX_PLACES))
+    for task, place in places:
         parts.append("(job.task = %s AND job.args #>> %s::text[] = %s)")
         params += [task, [str(place), *inner], value]
-    return Condition(f"({' OR '.join(parts)})", tuple(params), reads_payload=True)
+    wider = _containing(steps, value, bool(places))
+    return Condition(f"({' OR '.join(parts)})", tuple(params), reads_payload=True, wider=wider)
+
+
+def _containing(steps: Sequence[str], value: str, has_places: bool) -> Condition | None:
+    """The same in terms of what ``jsonb`` contains, which knows no place in a list; None: of a list or an object."""
+    if value[0] in "[{":
+        return None
+    values = [json.dumps(value), *_scalar(value)]
+    for step in reversed(steps[1:]):
+        values = [form for inner in values for form in _forms(step, inner)]
+    named = [f"{{{json.dumps(steps[0])}: {inner}}}" for inner in values]
+    placed = [f"[{inner}]" for inner in values] if has_places or steps[0].isdecimal() else []
+    parts = ["job.kwargs::jsonb @> %s::jsonb"] * len(named) + ["job.args::jsonb @> %s::jsonb"] * len(placed)
+    return Condition(f"({' OR '.join(parts)})", (*named, *placed))
+
+
+def _forms(step: str, inner: str) -> Iterator[str]:
+    yield f"{{{json.dumps(step)}: {inner}}}"
+    if step.isdecimal():
+        yield f"[{inner}]"
+
+
+def _scalar(text: str) -> Iterator[str]:
+    """The text itself, where it is a number, true or false in JSON, and a number that jsonb can hold."""
+    if text in ("true", "false") or re.fullmatch(
+        r"-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?", text
+    ):
+        yield text

@@ -45,7 +45,10 @@ def encoded(make: Callable[[], Any]) -> Any:
     except TaskNotFound as error:
         raise ValidationError(gettext("There is no such task here: %(why)s") % {"why": error}) from error
     except Exception as error:  # dataclasses and models of the project check themselves, and may raise anything
-        field = "kwargs" if isinstance(error, InvalidPayload) and error.path[:1] == ("kwargs",) else "args"
+        named = (
+            error.path[:1] == ("kwargs",) if isinstance(error, InvalidPayload) else "unexpected keyword" in str(error)
+        )
+        field = "kwargs" if named else "args"
         why = error if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: {error}"
         text = gettext("The task does not take these arguments: %(why)s")
         raise ValidationError({field: text % {"why": why}}) from error

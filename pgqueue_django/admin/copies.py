@@ -37,6 +37,7 @@ from pgqueue_django.transitions import NewJob
 
 from . import calls
 from .rights import JobRightsMixin
+from .trails import TrailMixin
 
 MAX_EDITED = 1_000_000
 """Characters of arguments that are put into a form; Django takes 2.5 MB of one."""
@@ -62,10 +63,10 @@ class CopyForm(forms.Form):
     )
     token = forms.CharField(widget=forms.HiddenInput, max_length=64)
 
-    def __init__(self, *args: Any, task: str, using: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, job: Job, using: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._task, self._using = task, using
-        self.fields["args"].help_text = calls.signature_of(task)
+        self._job, self._using = job, using
+        self.fields["args"].help_text = calls.signature_of(job.task)
         text = gettext("Empty: as soon as a worker is free. Else a moment in the time zone %(zone)s.")
         self.fields["run_after"].help_text = text % {"zone": get_current_timezone_name()}
 
@@ -101,8 +102,8 @@ class CopyForm(forms.Form):
         """By the task's own way: bound to its signature, encoded, with its label, attempts and backoff."""
         # The same form with the same content is one job, however often it is sent. The old job keeps its own key.
         said = [self.data.get(name, "") for name in ("token", "args", "kwargs", "queue_name", "priority", "run_after")]
-        key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:40]
-        task = calls.task_at(self._task).using(
+        key = hashlib.sha256(json.dumps([self._job.pk, *said]).encode()).hexdigest()[:40]
+        task = calls.task_at(self._job.task).using(
             database=self._using,
             queue_name=data["queue_name"],
             priority=data["priority"],
@@ -122,7 +123,7 @@ def _read(text: str, kind: type, wanted: str) -> Any:
     return found
 
 
-class JobCopyMixin(JobRightsMixin):
+class JobCopyMixin(TrailMixin, JobRightsMixin):
     """*Copy with changes*: of a job in any state; one that has not finished runs beside its copy."""
 
     copy_template = "admin/pgqueue_django/job/copy.html"
@@ -142,7 +143,7 @@ class JobCopyMixin(JobRightsMixin):
         if job is None:
             return self._gone(request, str(pk))
         if request.method == "POST":
-            form = CopyForm(request.POST, task=job.task, using=using)
+            form = CopyForm(request.POST, job=job, using=using)
             if form.is_valid():
                 return HttpResponseRedirect(self._url("change", self._copy(request, using, job, form)))
         else:
@@ -159,7 +160,7 @@ class JobCopyMixin(JobRightsMixin):
             }
             if job.state == State.SCHEDULED and not job.parked_at:
                 initial["run_after"] = job.run_after
-            form = CopyForm(initial=initial, task=job.task, using=using)
+            form = CopyForm(initial=initial, job=job, using=using)
         request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
@@ -196,8 +197,7 @@ class JobCopyMixin(JobRightsMixin):
             made = transitions.copy(using, form.new_job, job.pk)
             facts = {"old": job.pk, "new": made.id}
             if made.created:
-                actor, reason = request.user.get_username(), form.cleaned_data["reason"]
-                audit.Trail(using, actor=actor, action="copy", target=f"job {job.pk}", reason=reason).add(1)
+                self.trail(request, using, "copy", audit.told("job", [job.pk])).add(1)
                 new: Any = Job(pk=made.id, task=job.task)
                 self.log_addition(request, new, gettext("Made of job %(old)s.") % facts)
                 self.log_change(request, job, gettext("Copied with changes: job %(new)s.") % facts)

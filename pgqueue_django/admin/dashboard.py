@@ -38,6 +38,7 @@ from django.utils.translation import gettext, pgettext
 
 from pgqueue_django import answers, audit, conf, deadline, queues, schedules, transitions
 from pgqueue_django.dashboard import frames, script, stream
+from pgqueue_django.dashboard.wording import why
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Job, Schedule
 from pgqueue_django.options import QUEUE_NAME
@@ -291,7 +292,8 @@ class DashboardPageMixin(JobActionsMixin):
                 with transaction.atomic(using=using):
                     text, logged, is_done = self._switched(using, verb, row)
             except (TaskNotFound, TypeError, InvalidPayload, InvalidSchedule) as error:
-                self.message_user(request, f"{row}: {error}", messages.ERROR)
+                told = why(error) if isinstance(error, InvalidSchedule) else error
+                self.message_user(request, f"{row}: {told}", messages.ERROR)
                 return
             self.trail(request, using, verb, f"schedule {row.name}").add(int(is_done), int(not is_done))
             if is_done:

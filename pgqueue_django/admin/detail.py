@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -156,7 +156,8 @@ class JobPageMixin(JobCopyMixin):
                     f"{part}_bytes": RawSQL(f"octet_length({column})", [], IntegerField()),  # noqa: S611
                 }
             )
-        return found.first()
+        job: Job | None = found.first()
+        return job
 
     def job_context(self, request: HttpRequest, job: Job) -> dict[str, Any]:
         """What the detail page shows; payload only for who may see it."""
@@ -164,6 +165,7 @@ class JobPageMixin(JobCopyMixin):
         now: datetime = job.read_at  # type: ignore[attr-defined]
         job.history = job.shown_history  # type: ignore[attr-defined]
         around = related(router.db_for_write(self.model), job)
+        steps = timeline.steps(job, now, left_out=job.left_out)  # type: ignore[attr-defined]
         arguments = [self._document(job, part, name) for part, name in _ARGUMENTS if _size(job, part) > 2]
         counts = [_count(job, part) for part in ("args", "kwargs")]
         return {
@@ -186,14 +188,14 @@ class JobPageMixin(JobCopyMixin):
             "label": job.label,
             "state": state_mark(job.state),
             "when": when(job, now),
-            "notes": list(_notes(job, now, around)),
+            "notes": list(_notes(job, now, around, steps)),
             "progress": _progress(job.progress),
             "facts": list(_facts(job, now)),
-            "original": self._link(job.copy_of, around.original) if job.copy_of else None,
-            "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]],
-            "has_more_copies": len(around.copies) > MAX_COPIES,
-            "alike": self._alike(job, around.alike),
-            **_timeline(job, now),
+            "original": self._link(job.copy_of, around.original) if around and job.copy_of else None,
+            "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]] if around else [],
+            "has_more_copies": around is not None and len(around.copies) > MAX_COPIES,
+            "alike": self._alike(job, around.alike) if around else None,
+            **_timeline(steps, now),
             "may_see_payload": open_payload,
             "arguments": arguments if open_payload else [],
             "argument_count": None if None in counts else sum(count or 0 for count in counts),
@@ -220,7 +222,11 @@ class JobPageMixin(JobCopyMixin):
         note = gettext("Of the newest %(most)s with this error.")
         return {
             "counts": [
-                (text, number_format(count, force_grouping=True) + ("+" if alike.is_capped else ""))
+                # Not apart at the end of a line.
+                (
+                    str(text).replace(" ", "\xa0"),
+                    number_format(count, force_grouping=True) + ("+" if alike.is_capped else ""),
+                )
                 for text, count in ((_("1 h"), alike.hour), (_("24 h"), alike.day), (_("7 d"), alike.week))
             ],
             "note": note % {"most": number_format(snapshot.CAP, force_grouping=True)} if alike.is_capped else "",
@@ -249,13 +255,15 @@ def _count(job: Job, part: str) -> int | None:
     return excerpts.count(_start(job, part)) if _is_read_whole(job, part) else None
 
 
-def _notes(job: Job, now: datetime, around: Related) -> Iterator[str]:
+def _notes(job: Job, now: datetime, around: Related | None, steps: Sequence[timeline.Step]) -> Iterator[str]:
     """What a person has to know at once."""
-    if not around.workers and job.state not in FINISHED:
+    if around is None:
+        yield gettext("The database took too long to look for workers and jobs around this one.")
+    elif not around.workers and job.state not in FINISHED:
         yield gettext("No worker is alive.")
     elif around.workers and not around.knows:
         yield gettext("No live worker knows this task. In a deploy, those that come may.")
-    if job.state == State.CANCELLED and job.attempts and job.started_at and job.run_after > now:
+    if job.run_after > now and any(step.outcome == timeline.Outcome.CANCELLED for step in steps):
         left = length((job.run_after - now).total_seconds())
         yield gettext("Cancelled while it ran: its handler was told, and may go on for %(time)s.") % {"time": left}
     if job.state == State.RUNNING and job.lease_expires_at and job.lease_expires_at <= now:
@@ -277,8 +285,7 @@ def _progress(progress: Any) -> dict[str, Any] | None:
     }
 
 
-def _timeline(job: Job, now: datetime) -> dict[str, Any]:
-    steps = timeline.steps(job, now, left_out=job.left_out)  # type: ignore[attr-defined]
+def _timeline(steps: Sequence[timeline.Step], now: datetime) -> dict[str, Any]:
     lost = sum(step.attempts or 0 for step in steps)
     text = ngettext(
         "%(count)s attempt is not kept, or not shown.", "%(count)s attempts are not kept, or not shown.", lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.forms import Media
 
 from pgqueue_django.models import Job
 
@@ -16,8 +17,10 @@ from .rights import ReadOnlyMixin
 class JobAdminMixin(ReadOnlyMixin, JobListMixin, DashboardPageMixin, ProblemsPageMixin, JobPageMixin):
     """Lists and shows jobs; sends back and cancels by ``transitions``. To be put before a ModelAdmin."""
 
-    class Media:
-        css = {"all": ["pgqueue_django/admin.css"]}
+    @property
+    def media(self) -> Media:
+        # Not a class Media: one of whoever derives from this would take its place.
+        return super().media + Media(css={"all": ["pgqueue_django/admin.css"]})
 
 
 @admin.register(Job)

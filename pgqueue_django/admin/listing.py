@@ -25,7 +25,7 @@ from django.utils.translation import gettext, ngettext, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 from psycopg.errors import QueryCanceled
 
-from pgqueue_django import search, walks
+from pgqueue_django import argument_index, search, walks
 from pgqueue_django.dashboard.wording import LABELS, moment, state_mark, when
 from pgqueue_django.models import Job
 from pgqueue_django.search import Condition, Query, SearchError
@@ -41,7 +41,7 @@ LISTED = 10_000
 """Jobs that one action moves at the most: all that a list whose length is known can have."""
 COUNT_SECONDS = 0.5
 """A list whose jobs are not counted by then comes without their number."""
-_SALT = "pgqueue_django.admin.listing"
+SALT = "pgqueue_django.admin.listing"
 
 
 class JobFilter(admin.SimpleListFilter):
@@ -154,13 +154,25 @@ class JobChangeList(ChangeList):
         if filters.get("state", State.QUEUED) not in LABELS or any("\0" in value for value in filters.values()):
             return None
         walk, wanted = walks.chosen(filters)
-        if query.ids is not None:
-            walk = walks.of_numbers(query.ids)
-        elif query.fingerprint is not None:
-            walk = walks.of_error(query.fingerprint)
+        wanted += query.conditions
         if query.fingerprint is not None:
             wanted.append(walks.equal("error_fingerprint", query.fingerprint))
-        return Asked(walk, [*wanted, *query.conditions], SinceFilter.seconds.get(since or ""))
+        if query.ids is not None:
+            walk = walks.of_numbers(query.ids)
+        elif query.key is not None:
+            walk = walks.of_key(query.key)
+        elif query.fingerprint is not None:
+            walk = walks.of_error(query.fingerprint)
+        elif (numbers := self._numbers(wanted)) is not None:
+            walk = walks.of_numbers(numbers)
+        return Asked(walk, wanted, SinceFilter.seconds.get(since or ""))
+
+    def _numbers(self, wanted: list[Condition]) -> list[int] | None:
+        """Of jobs that the index on arguments has found, where there is one."""
+        try:
+            return argument_index.numbers(self.root_queryset.db, wanted)
+        except DataError:
+            return None  # the walk may not come to that row, and says so if it does
 
     def get_results(self, request: HttpRequest) -> None:
         asked = self._asked(request)
@@ -228,13 +240,13 @@ class JobChangeList(ChangeList):
         if not text:
             return None, False
         try:
-            backwards, is_after, *place = walks.read(text, _SALT, self._filters())
+            backwards, is_after, *place = walks.read(text, SALT, self._filters())
         except ValueError:
             raise IncorrectLookupParameters from None
         return Cut(tuple(place), is_after), backwards
 
     def _url(self, cut: Cut, *, backwards: bool) -> str:
-        text = walks.written([backwards, cut.is_after, *cut.place], _SALT, self._filters())
+        text = walks.written([backwards, cut.is_after, *cut.place], SALT, self._filters())
         return self.get_query_string({PAGE_VAR: text})
 
     def _say(self, asked: Asked | None, page: Page, jobs: int | None, is_exact: bool) -> None:
@@ -259,7 +271,9 @@ class JobChangeList(ChangeList):
         self.count_text = ""
         if jobs is not None:
             number = number_format(jobs, force_grouping=True) + ("" if is_exact else "+")
-            self.count_text = ngettext("%(number)s job", "%(number)s jobs", jobs) % {"number": number}
+            self.count_text = ngettext("%(number)s job", "%(number)s jobs", jobs if is_exact else 2) % {
+                "number": number
+            }
         self.head = ", ".join(filter(None, (self.count_text, str(_order(asked)) if page.rows else "")))
 
 

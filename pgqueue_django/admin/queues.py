@@ -75,7 +75,7 @@ class QueueAdmin(TrailMixin, WhereJobsAre, _QueueAdmin):
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         using = router.db_for_write(Queue)
-        trail = self.trail(request, using, "pause", audit.told("queue", [obj.name]), obj.reason)
+        trail = self.trail(request, using, "pause", audit.told("queue", [obj.name]))
         with transaction.atomic(using=using):
             queues.pause(using, obj.name, reason=obj.reason, actor=request.user.get_username(), until=obj.resume_at)
             trail.add(1)

@@ -18,12 +18,13 @@ from django.utils.translation import gettext_lazy as _
 from pgqueue_django import audit, schedules
 from pgqueue_django.audit import Action
 from pgqueue_django.cron import Line
-from pgqueue_django.dashboard.wording import FIELDS, length, written
+from pgqueue_django.dashboard.wording import length, why, written
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Schedule
 
 from . import calls
 from .queues import WhereJobsAre
+from .rights import may
 from .trails import TrailMixin
 
 if TYPE_CHECKING:
@@ -43,17 +44,10 @@ class ScheduleForm(_ScheduleForm):
             try:
                 Line(data["line"], data["zone"])
             except InvalidSchedule as error:
-                raise ValidationError({"line": _why(error)}) from error
+                raise ValidationError({"line": why(error)}) from error
         if {"task", "args", "kwargs"} <= set(data):
             calls.check(data["task"], data["args"], data["kwargs"])
         return data
-
-
-def _why(error: InvalidSchedule) -> str:
-    """What is wrong, in the language of who reads it."""
-    return gettext(error.text) % {
-        name: FIELDS.get(str(value), value) if name == "field" else value for name, value in error.params.items()
-    }
 
 
 @admin.register(Schedule)
@@ -62,6 +56,9 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
 
     To run one and to switch one are rights of their own, beside that to change what it does.
     """
+
+    class Media:
+        css = {"all": ["pgqueue_django/admin.css"]}
 
     form = ScheduleForm
     list_display = ("name", "line", "zone", "is_enabled", "next_at", "error", "task", "last_fired_at", "late")
@@ -83,7 +80,7 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
         return lookup.removesuffix("__exact") in self.list_filter
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        may_read = self.has_change_permission(request, obj) or request.user.has_perm("pgqueue_django.view_job_payload")
+        may_read = self.has_change_permission(request, obj) or may(request, "view_job_payload")
         hidden = () if may_read or obj is None else ("args", "kwargs")
         return tuple(name for name in self.fields if name not in hidden)
 
@@ -94,10 +91,10 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
         return (*self._shown, *(self._of_the_code if obj.is_code else ()), *switches)
 
     def has_run_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("pgqueue_django.run_schedule")
+        return may(request, "run_schedule")
 
     def has_switch_permission(self, request: HttpRequest) -> bool:
-        return request.user.has_perm("pgqueue_django.switch_schedule")
+        return may(request, "switch_schedule")
 
     @admin.display(description=_("late by"))
     def late(self, schedule: Schedule) -> str:
@@ -205,8 +202,8 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
                     trail.add(int(bool(text)), int(not text))
             except (InvalidSchedule, TaskNotFound, TypeError, InvalidPayload) as error:
                 trail.add(0, 1)
-                why = _why(error) if isinstance(error, InvalidSchedule) else error
-                self.message_user(request, f"{schedule}: {why}", messages.ERROR)
+                told = why(error) if isinstance(error, InvalidSchedule) else error
+                self.message_user(request, f"{schedule}: {told}", messages.ERROR)
             else:
                 if text:
                     self.log_change(request, schedule, text)

@@ -35,15 +35,15 @@ class TrailMixin(_ModelAdmin):
 
         self.action_form = ActionForm  # type: ignore[misc]
 
-    def trail(self, request: HttpRequest, using: str, action: Action, target: str, reason: str = "") -> Trail:
-        """``reason``: in the place of the one that came with the request."""
+    def trail(self, request: HttpRequest, using: str, action: Action, target: str) -> Trail:
+        """Of the user who asks, with the reason that came with the request, if one did."""
         return Trail(
             using,
             actor=request.user.get_username(),
             action=action,
             target=target,
             # A list that has its actions above and below has two fields.
-            reason=reason or next(filter(str.strip, request.POST.getlist("reason")), ""),
+            reason=next(filter(str.strip, request.POST.getlist("reason")), ""),
         )
 
     def among(self, request: HttpRequest) -> str:

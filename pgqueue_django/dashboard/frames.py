@@ -660,9 +660,9 @@ class _Drawing:
         if is_on and row["skip_next"]:
             state = gettext("the next tick is skipped")
         if row["error"]:
-            state = (
-                f"{state}: {row['error']}" if self.viewer.may("view_job_payload") else f"{state}: {gettext('failing')}"
-            )
+            # Not called in the text itself, where Babel looks for messages on newer Pythons alone.
+            told = row["error"] if self.viewer.may("view_job_payload") else pgettext("queue", "failing")
+            state = f"{state}: {told}"
         buttons = self._button(gettext("Run now"), "run_schedule", "run_schedule", schedule=id)
         if is_on and not row["skip_next"]:
             buttons += self._button(gettext("Skip next"), "switch_schedule", "skip_schedule", schedule=id)

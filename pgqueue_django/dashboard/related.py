@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from django.db import OperationalError
+from psycopg.errors import QueryCanceled
+
 from pgqueue_django import snapshot
 from pgqueue_django.models import Job
 from pgqueue_django.snapshot import index_walks
@@ -67,8 +70,8 @@ FROM alike
 """
 
 
-def related(using: str, job: Job) -> Related:
-    """Raises what Django raises for a database that is away, or one that takes longer than ``MAX_SECONDS``."""
+def related(using: str, job: Job) -> Related | None:
+    """None: the database took longer than ``MAX_SECONDS``. Raises what Django raises for one that is away."""
     told: dict[str, int | str | None] = {
         "id": job.pk,
         "task": job.task,
@@ -79,9 +82,14 @@ def related(using: str, job: Job) -> Related:
         "copies": MAX_COPIES + 1,
         "tasks": _MAX_TASKS,
     }
-    with index_walks(using) as cursor:
-        cursor.execute(_RELATED, told)
-        workers, knows, *alike, original, copies = cursor.fetchone()
+    try:
+        with index_walks(using) as cursor:
+            cursor.execute(_RELATED, told)
+            workers, knows, *alike, original, copies = cursor.fetchone()
+    except OperationalError as error:
+        if not isinstance(error.__cause__, QueryCanceled):
+            raise
+        return None
     found = Alike(*alike) if job.error_fingerprint else None
     return Related(
         workers, knows, found, original, tuple(sorted((id, state) for id, state in json.loads(copies or "[]")))

@@ -261,7 +261,8 @@ def draw(found: Sequence[Step], now: datetime) -> SafeString:
             mark = left + width * (1 - min(1.0, ahead))
         left += width
     return format_html(
-        '<svg class="pgq-timeline" width="100%" height="52" aria-hidden="true" focusable="false">{}{}</svg>',
+        '<svg class="pgq-timeline" width="100%" height="{}" aria-hidden="true" focusable="false">{}{}</svg>',
+        2 * _MIDDLE if mark is None else 52,  # with room for a word below
         format_html_join("", "{}", ((shape,) for shape in shapes)),
         _now(mark) if mark is not None else "",
     )

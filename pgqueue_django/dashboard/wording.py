@@ -13,6 +13,7 @@ from django.utils.timezone import is_aware, localtime
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
+from pgqueue_django.exceptions import InvalidSchedule
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Kind
 from pgqueue_django.states import FINISHED, WAITING, State
@@ -50,6 +51,13 @@ FIELDS: Mapping[str, Any] = {
     "day of week": _("day of week"),
     "second": pgettext_lazy("queue", "second"),
 }
+
+
+def why(error: InvalidSchedule) -> str:
+    """What is wrong, in the language of who reads it."""
+    return gettext(error.text) % {
+        name: FIELDS.get(str(value), value) if name == "field" else value for name, value in error.params.items()
+    }
 
 
 def state_mark(state: str) -> SafeString:

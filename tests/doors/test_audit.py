@@ -502,6 +502,8 @@ def test_filter_and_search(browser: Browser) -> None:
     filters = page[page.index('id="changelist-filter"') :]
     assert "?action=cancel" in filters
     assert "before=" not in filters
+    assert 'name="before"' not in page, "nor whoever searches"
+    assert '<input type="hidden" name="action" value="requeue">' in page
 
 
 def test_a_search_looks_at_so_many_and_goes_on_below(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
@@ -100,7 +101,8 @@ def test_the_payload_is_only_read(method: str, browser: Browser) -> None:
     assert rows.row(job.pk) == before
 
 
-def test_a_payload_is_text_to_every_browser_and_a_long_one_is_saved(browser: Browser) -> None:
+def test_a_payload_is_text_to_every_browser_and_a_long_one_is_saved(browser: Browser, settings: Any) -> None:
+    settings.SECURE_CONTENT_TYPE_NOSNIFF = False  # or Django's middleware would say so of every page
     hostile = "<script>alert(1)</script>"
     job = rows.make_job(args=[hostile])
     answer = browser(*SEES).get(url(job, "payload", "args"))
@@ -279,9 +281,10 @@ def test_a_cancelled_handler_may_go_on_until_its_lease_ends_and_the_page_says_so
     assert "Cancelled while it ran: its handler was told, and may go on for " in text_of(browser("view_job"), job)
     rows.move_clock(job.pk, "run_after", -1)
     assert "Cancelled while it ran" not in text_of(browser("view_job"), job)
-    waiting = rows.make_job("scheduled")
-    transitions.cancel(rows.DB, [waiting.pk])
-    assert "Cancelled while it ran" not in text_of(browser("view_job"), waiting)
+    for state in ("scheduled", "retrying"):
+        waiting = rows.make_job(state)
+        transitions.cancel(rows.DB, [waiting.pk])
+        assert "Cancelled while it ran" not in text_of(browser("view_job"), waiting)
 
 
 def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser) -> None:
@@ -335,7 +338,7 @@ def broken(*, ago: timedelta = timedelta(0), task: str = TASK) -> Job:
 
 def alike(page: str) -> str | None:
     found = re.search(r'Failed like this</dt><dd><a href="([^"]*)">([^<]*)</a>', page)
-    return found and found[2]
+    return found and found[2].replace("&nbsp;", " ").replace("\xa0", " ")
 
 
 def test_jobs_that_failed_alike_are_counted_and_linked(browser: Browser) -> None:
@@ -380,6 +383,21 @@ def test_copies_and_what_they_were_made_of_are_linked(browser: Browser) -> None:
     assert f'Copy of</dt><dd><a href="{url(old)}">{old.pk}</a> <span class="pgq-state pgq-dead">' in page
     transitions.delete(rows.DB, [old.pk])
     assert f"Copy of {old.pk} (gone)" in words(text_of(browser("view_job"), copy))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_page_is_there_although_what_is_around_the_job_takes_too_long(
+    browser: Browser, second_connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, client = broken(), browser(*SEES)
+    monkeypatch.setattr(snapshot, "MAX_SECONDS", 0.1)
+    with second_connection.transaction(force_rollback=True):
+        second_connection.execute("LOCK TABLE pgqueue_worker")
+        page = text_of(client, job)
+    assert "The database took too long to look for workers and jobs around this one." in page
+    assert "boom" in page
+    assert alike(page) is None
+    assert alike(text_of(client, job)) is not None
 
 
 def test_many_copies_are_cut(browser: Browser) -> None:
@@ -443,6 +461,8 @@ def test_the_page_scans_nothing(mix: dict[str, int], browser: Browser) -> None:
     assert "pgqueue_job_error" in plans[1]
     assert "pgqueue_job_copy" in plans[1]
     assert "Sort" not in plans[1], plans[1]
+    for part in ("seen", "copies"):
+        assert re.search(rf"CTE {part}\n\s*->  Limit", plans[1]), plans[1]
 
 
 def test_the_page_reads_no_whole_payload(browser: Browser) -> None:

@@ -25,8 +25,8 @@ from ground import catalogs
 from verbs import rows
 
 from doors.conftest import fill, log_in
-from pgqueue_django import answers, queues, schedules
-from pgqueue_django.admin import listing
+from pgqueue_django import answers, audit, queues, schedules, walks
+from pgqueue_django.admin import audit_log, listing
 from pgqueue_django.models import Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
 from pgqueue_django.states import State
@@ -185,12 +185,15 @@ def test_no_english_is_left_on_the_pages_of_jobs(
 def test_no_english_is_left_where_a_list_is_cut(
     marked_language: None, boss: Client, columns: dict[str, Any], state: State | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "LISTED", 2)
-    for _ in range(3):
+    monkeypatch.setattr(walks, "LOOKED_AT", 2)
+    for _ in range(5):
         rows.make_job(state or "queued", **columns)
     answer = boss.get(LIST, {"state": state} if state else {})
     assert answer.context["cl"].limit_note
     assert untranslated(answer) == []
+    second = boss.get(LIST + answer.context["cl"].further_url)
+    assert len(second.context["cl"].page_links) == 3
+    assert untranslated(second) == []
 
 
 @pytest.mark.parametrize("verb", ["requeue", "cancel"])
@@ -259,6 +262,19 @@ def test_no_english_is_left_in_what_is_wrong_with_a_schedule(
     answer = boss.post(f"{ADMIN}schedule/add/", schedule_form(**changes))
     assert answer.context["errors"]
     assert set(untranslated(answer)) <= foreign
+
+
+def test_no_english_is_left_in_the_audit_log(
+    marked_language: None, boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert untranslated(boss.get(f"{ADMIN}auditentry/")) == []
+    for action in audit_log.ACTIONS:
+        audit.Trail("default", actor=TASK, action=action, target=TASK, reason=TASK).add(1)
+    monkeypatch.setattr(audit_log, "LOOKED_AT", 1)
+    for query in ("", "?q=x", "?action=cancel", "?before=999999999"):
+        answer = boss.get(f"{ADMIN}auditentry/{query}")
+        assert untranslated(answer) == [], query
+        assert bool(answer.context["cl"].limit_note) == (query[:2] in ("?q", "?a"))
 
 
 def test_no_english_is_left_on_the_pages_of_schedules(marked_language: None, boss: Client) -> None:

@@ -16,7 +16,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver
 from verbs.rows import make_job
 
-from pgqueue_django import urls
+from pgqueue_django import public_urls, urls
 
 from .api_tasks import charge
 
@@ -60,7 +60,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Url:
-    """``path`` below /pgqueue/, with ``{job}``. Of what is not in ``methods``, HEAD is as GET and the rest a 405."""
+    """``path`` below ``root``, with ``{job}``. Of what is not in ``methods``, HEAD is as GET and the rest a 405."""
 
     path: str
     methods: dict[str, Need]
@@ -68,6 +68,7 @@ class Url:
     state: str = "queued"  # of the job
     options: int = 204
     other: int = 405
+    root: str = "/pgqueue/"
 
     def expected(self, role: str, method: str) -> int:
         name = "GET" if method == "HEAD" else method
@@ -106,6 +107,7 @@ MATRIX = {
     "api_schedules": Url("api/v1/schedules", {"GET": needs("view_schedule")}),
     "api_openapi": Url("api/v1/openapi.json", {"GET": needs()}),
     "api_tasks": Url("api/v1/tasks", {"GET": needs("view_job", "enqueue_job", one_of=True)}),
+    "status": Url("", {"GET": needs(public=True)}, options=405, root="/status/"),
 }
 
 
@@ -119,7 +121,7 @@ def named(patterns: list[Any]) -> Iterator[str | None]:
 
 
 def test_every_url_of_the_package_is_in_the_matrix() -> None:
-    found = list(named(urls.urlpatterns))
+    found = [*named(urls.urlpatterns), *named(public_urls.urlpatterns)]
     assert sorted(map(str, found)) == sorted(MATRIX)
 
 
@@ -156,7 +158,7 @@ def test_everybody_may_what_the_matrix_says_and_nothing_else(
     answered = {}
     for method in METHODS:
         job = make_job(url.state, task=charge.path, queue_name="open") if "{job}" in url.path else None
-        path = f"/pgqueue/{url.path.format(job=job and job.pk)}{slash}"
+        path = f"{url.root}{url.path.format(job=job and job.pk)}{slash if url.path else ''}"
         response = client.generic(method, path, _body(url, method), content_type="application/json")
         answered[method] = response.status_code
         if url.path.startswith("api/"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import StringIO
 from typing import Any
 
 import psycopg
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -15,8 +17,8 @@ from verbs import tasks_of_tests as tasks
 from verbs.rows import make_job
 
 from doors.conftest import analyze, fill
-from pgqueue_django import snapshot
-from pgqueue_django.admin import listing
+from doors.test_job_list import plans
+from pgqueue_django import argument_index, snapshot, walks
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import DeadLettered, Failure, Kind
 
@@ -96,14 +98,24 @@ def test_a_state_narrows_what_is_looked_at(root: Client) -> None:
 def test_it_looks_at_the_newest_and_says_so_but_finds_a_number_whatever_its_age(
     root: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "LISTED", 5)
+    monkeypatch.setattr(walks, "LOOKED_AT", 5)
     old = make_job(queue_name="mail")
     fill(succeeded=10)
     assert found(root, "queue:mail") == set()
     assert found(root, f"id:{old.pk} queue:mail") == found(root, f"{old.pk}") == {old.pk}
     assert found(root, "queue:mail", state="queued") == {old.pk}
     note = root.get(LIST, {"q": "queue:mail"}).context["cl"].limit_note
-    assert note == "Named jobs are found whatever their age, others among the first 5 of the list."
+    assert note == "5 jobs were looked at for this page, and there are more."
+
+
+def test_a_key_is_found_whatever_its_age_in_any_task(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walks, "LOOKED_AT", 5)
+    one, other = (make_job(task=task, idempotency_key="order-7") for task in ("shop.charge", "shop.refund"))
+    make_job(task="shop.zero", idempotency_key="order-8")
+    fill(succeeded=20)
+    assert found(root, "order-7") == found(root, "key:order-7") == {one.pk, other.pk}
+    assert found(root, "key:order-7 task:shop.refund") == {other.pk}
+    assert found(root, "key:order-7", state="dead") == set()
 
 
 @pytest.mark.parametrize("text", ["key:k", "k", "args.a:1", "error:boom"])
@@ -150,17 +162,10 @@ def test_no_search_scans_the_table(text: str, state: str, root: Client) -> None:
     analyze()
     with CaptureQueriesContext(connection) as captured:
         root.get(LIST, {"q": text, **({"state": state} if state else {})})
-    of_jobs = [
-        query["sql"] for query in captured if '"pgqueue_job"' in query["sql"] and query["sql"].startswith("SELECT")
-    ]
-    assert of_jobs
-    for sql in of_jobs:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('enable_sort', 'off', false)" if "ARRAY(" in sql else "SELECT 1")
-            cursor.execute(f"EXPLAIN {sql}")
-            text = "\n".join(line for (line,) in cursor.fetchall())
-            cursor.execute("RESET enable_sort")
-        assert "Seq Scan on pgqueue_job" not in text, text
+    readings = [found for sql, found in plans(captured) if "is_wanted" in sql]
+    assert readings
+    for found in readings:
+        assert "Seq Scan on pgqueue_job" not in found, found
 
 
 def test_an_action_across_a_search_moves_what_it_found(root: Client) -> None:
@@ -170,3 +175,112 @@ def test_an_action_across_a_search_moves_what_it_found(root: Client) -> None:
     root.post(f"{LIST}?q=queue:mail", data)
     assert set(Job.objects.filter(state="queued").values_list("pk", flat=True)) == {job.pk for job in wanted}
     assert Job.objects.get(pk=other.pk).state == "dead"
+
+
+# -- the index on arguments --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def argument_index_there(transactional_db: None) -> Iterator[None]:
+    call_command("pgqueue_index", arguments=True, stdout=StringIO())
+    yield
+    argument_index.drop("default")
+
+
+def test_nobody_has_it_who_has_not_asked_for_it() -> None:
+    assert argument_index.is_whole("default") is None
+
+
+SOUGHT = {
+    "args.invoice_id:7": lambda: {tasks.charge.enqueue(invoice_id=7, amount_cents=5).id, tasks.charge.enqueue(7, 6).id},
+    "args.0:8": lambda: {tasks.charge.enqueue(8, amount_cents=7).id},
+    "args.order.lines.0.sku:ü-1": lambda: {make_job(kwargs={"order": {"lines": [{"sku": "ü-1"}]}}).pk},
+    "args.order.0:x": lambda: {make_job(kwargs={"order": {"0": "x"}}).pk, make_job(kwargs={"order": ["x", "y"]}).pk},
+    "args.ok:true": lambda: {make_job(kwargs={"ok": True}).pk, make_job(kwargs={"ok": "true"}).pk},
+    "args.n:1e2": lambda: {make_job(kwargs='{"n": 1e2}').pk, make_job(kwargs='{"n": "1e2"}').pk},
+    "args.n:-0.50": lambda: {make_job(kwargs='{"n": -0.50}').pk},
+    "args.n:007": lambda: {make_job(kwargs={"n": "007"}).pk},
+    "args.n:null": lambda: {make_job(kwargs={"n": "null"}).pk},
+    'args.s:"two words"': lambda: {make_job(kwargs={"s": "two words"}).pk},
+    "args.s:[1]": lambda: {make_job(kwargs='{"s": [1]}').pk},
+    "args.a.b.c.d.e:7": lambda: {make_job(kwargs={"a": {"b": {"c": {"d": {"e": 7}}}}}).pk},
+    "args.7:7": lambda: {make_job(kwargs={"7": 7}).pk, make_job(args=[0] * 7 + [7]).pk},
+}
+
+
+@pytest.mark.usefixtures("argument_index_there")
+def test_with_its_index_an_argument_is_found_as_without_whatever_its_age(
+    root: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {text: make() for text, make in SOUGHT.items()}
+    make_job(args=[7], kwargs={"n": 100, "ok": False, "s": "two", "order": [["x"]]})
+    with_it = {text: found(root, text) for text in SOUGHT}
+    assert with_it == wanted
+    argument_index.drop("default")
+    assert {text: found(root, text) for text in SOUGHT} == wanted
+    call_command("pgqueue_index", arguments=True, stdout=StringIO())
+    fill(succeeded=30)
+    monkeypatch.setattr(walks, "LOOKED_AT", 30)
+    # A list or an object is nothing that it can answer.
+    assert {text: found(root, text) for text in SOUGHT} == {**wanted, "args.s:[1]": set()}
+    answer = root.get(LIST, {"q": "args.invoice_id:7"})
+    assert answer.context["cl"].head == "2 jobs, the newest first"
+    assert answer.context["cl"].limit_note == ""
+    assert found(root, "args.invoice_id:7", state="dead") == set()
+    assert found(root, "args.invoice_id:7 task:shop.*") == set()
+
+
+@pytest.mark.usefixtures("argument_index_there")
+def test_what_very_many_have_is_looked_for_page_by_page(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walks, "LOOKED_AT", 5)
+    monkeypatch.setattr(argument_index, "MOST", 3)
+    jobs = [make_job(kwargs={"tenant_id": 7}).pk for _ in range(4)]
+    fill(succeeded=4)
+    assert found(root, "args.tenant_id:7") == {jobs[-1]}
+    assert "5 jobs were looked at" in root.get(LIST, {"q": "args.tenant_id:7"}).content.decode()
+
+
+@pytest.mark.usefixtures("argument_index_there")
+def test_so_is_what_its_index_takes_too_long_for(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_job (task, kwargs) SELECT 'shop.charge', json_build_object('tenant_id', 7, 'n', i) "
+            "FROM generate_series(1, 9000) AS i"
+        )
+    monkeypatch.setattr(argument_index, "SECONDS", 0.001)
+    assert len(found(root, "args.tenant_id:7")) == 100
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_row_that_it_cannot_hold_is_told_and_nothing_is_left(root: Client) -> None:
+    bad = make_job()
+    with connection.cursor() as cursor:
+        cursor.execute("""UPDATE pgqueue_job SET kwargs = '{"a": "\\u0000"}' WHERE id = %s""", [bad.pk])
+    with pytest.raises(CommandError, match=r"The index was not made: .*Unicode"):
+        call_command("pgqueue_index", arguments=True)
+    assert argument_index.is_whole("default") is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_that_is_not_whole_is_not_used_and_made_anew(root: Client) -> None:
+    job = make_job(kwargs={"a": 1})
+    argument_index.create("default")
+    with connection.cursor() as cursor:  # as it is after a build that was interrupted
+        cursor.execute(
+            "UPDATE pg_index SET indisvalid = false WHERE indexrelid = to_regclass(%s)", [argument_index.NAME]
+        )
+    said = StringIO()
+    call_command("pgqueue_index", stdout=said)
+    assert "it is not whole" in said.getvalue()
+    with CaptureQueriesContext(connection) as captured:
+        assert found(root, "args.a:1") == {job.pk}
+    assert not [one for one in captured if "@>" in one["sql"]]
+    call_command("pgqueue_index", arguments=True, stdout=said)
+    assert argument_index.is_whole("default")
+    with CaptureQueriesContext(connection) as captured:
+        assert found(root, "args.a:1") == {job.pk}
+    (plan,) = [plan for sql, plan in plans(captured) if "@>" in sql]
+    assert f"Bitmap Index Scan on {argument_index.NAME}" in plan
+    call_command("pgqueue_index", drop=True, stdout=said)
+    assert argument_index.is_whole("default") is None
+    assert "there is none" in said.getvalue()

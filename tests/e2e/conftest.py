@@ -13,6 +13,9 @@ from psycopg.conninfo import make_conninfo
 
 from testproject.settings import database_url
 
+# Needs a browser, and its process an event loop of its own: `make e2e`.
+collect_ignore = ["browser"]
+
 
 @pytest.fixture(scope="module")
 def empty_database() -> Iterator[str]:

@@ -73,14 +73,14 @@ def compiled(language: str) -> bytes:
 
 
 def each_text(catalog: Catalog) -> Iterator[tuple[str, str]]:
-    """``(msgid, its translation)``, of each plural form."""
+    """``(msgid, its translation)``, of each plural form: the first of several is for one alone."""
     for message in catalog:
         if not message.id:
             continue
         ids = message.id if isinstance(message.id, tuple) else (message.id,)
         texts = message.string if isinstance(message.string, tuple) else (message.string,)
-        for text in texts:
-            yield ids[-1], str(text)
+        for place, text in enumerate(texts):
+            yield ids[0 if place == 0 and len(texts) > 1 else -1], str(text)
 
 
 def main() -> None:

@@ -51,6 +51,10 @@ def test_retention_names_only_what_differs(settings: Any) -> None:
         ("TRACING", [1, "on", None]),
         ("LIVE", ["websocket", "SSE", None, True]),
         ("LISTEN_DATABASE", ["elsewhere", "", 1, ["default"]]),
+        ("PUBLIC_DATABASE", ["elsewhere", "", 1, ["default"]]),
+        ("PUBLIC", [1, "on", None]),
+        ("READ_ONLY", [1, "on", None]),
+        ("AUDIT_RETENTION", [-1, "400 days", True, float("nan")]),
         ("RETENTION", [{"succeeded": -1}, {"dead": "x"}, {"queued": 1}]),
     ],
 )
@@ -72,6 +76,8 @@ def test_a_wrong_value_is_an_error_that_names_its_key(settings: Any, key: str, v
         {"LISTEN_DATABASE": "default"},
         {"LISTEN_DATABASE": None},
         {"RETENTION": None},
+        {"AUDIT_RETENTION": None},
+        {"AUDIT_RETENTION": 0},
     ],
     ids=str,
 )

@@ -17,8 +17,8 @@ ROOT = Path(pgqueue_django.__file__).parent
 ORDER = (  # as lines of words: a list of strings reads worse
     """
     exceptions logs states backoff cron payload context outcomes compat conf options tracing
-    models search audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures walks
-    redaction
+    models search argument_index
+    audit wakeups queues stats transitions tasks results schedules snapshot counts problems failures walks redaction
     worker worker.memory worker.server worker.probe worker.telemetry worker.board worker.connections worker.guard
     worker.executor worker.slots worker.announcer worker.heartbeat worker.chores worker.listener worker.supply
     worker.loop worker.supervisor worker.process worker.progress worker.reload

@@ -7,10 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 import psycopg
+import pytest
 from django.db import connection
 
 from pgqueue_django import transitions
-from pgqueue_django.models import Chore, Job, Stat
+from pgqueue_django.models import AuditEntry, Chore, Job, Stat
 from pgqueue_django.models import Worker as WorkerRow
 from pgqueue_django.states import State
 from pgqueue_django.worker import loop
@@ -49,6 +50,39 @@ def test_one_who_froze_with_the_chores_in_hand_stops_nobody(second_connection: p
         assert seconds(mine.look) < 1 + GRACE
     mine.look()
     assert not Chore.objects.filter(due_at__lte=_now()).exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, ["399 days"]), ({"AUDIT_RETENTION": 86_400}, []), ({"AUDIT_RETENTION": None}, ["399 days", "401 days"])],
+)
+def test_the_audit_log_is_pruned_in_steps_by_the_chore_that_prunes_jobs(
+    given: dict[str, Any], kept: list[str], settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "BATCH", 3)
+    settings.PGQUEUE = {**settings.PGQUEUE, **given}
+    mine = chores()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_audit (at, actor, action, target) SELECT statement_timestamp() - age::interval, "
+            "'ann', 'cancel', age FROM unnest(ARRAY['399 days', '401 days']) AS age, generate_series(1, 4)"
+        )
+
+    def look() -> list[str]:
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE pgqueue_chore SET due_at = statement_timestamp() WHERE name = 'prune'")
+        mine.look()
+        return sorted(AuditEntry.objects.values_list("target", flat=True))
+
+    def is_soon() -> bool:
+        return Chore.objects.filter(name="prune", due_at__lt=_now() + timedelta(seconds=50)).exists()
+
+    gone = 8 - 4 * len(kept)
+    for step in range(1, gone // 3 + 1):
+        assert len(look()) == 8 - 3 * step
+        assert is_soon(), "while there is more"
+    assert look() == sorted(kept * 4)
+    assert not is_soon()
 
 
 def _now() -> Any:

@@ -33,11 +33,10 @@ class Command(SuggestingCommand):
         parser.add_argument("--prefix", default="", help='before the names: "Shop: " makes "Shop: Queue viewer"')
 
     def handle(self, **given: Any) -> None:
-        for needed in ("auth", "contenttypes"):
-            if not apps.is_installed(f"django.contrib.{needed}"):
-                raise CommandError(
-                    f"django.contrib.{needed} is not in INSTALLED_APPS: without it there are no groups.", returncode=2
-                )
+        needed = ("django.contrib.auth", "django.contrib.contenttypes")
+        if missing := [app for app in needed if not apps.is_installed(app)]:
+            text = f"{', '.join(missing)} not in INSTALLED_APPS: without them there are no groups."
+            raise CommandError(text, returncode=2)
         prefix = given["prefix"]
         if len(prefix) + max(map(len, GROUPS)) > _LONGEST or "\0" in prefix:
             raise CommandError(f"--prefix: a group's name has at most {_LONGEST} characters.", returncode=2)

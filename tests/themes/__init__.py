@@ -1,0 +1,1 @@
+"""The pages under django-unfold's theme: ``tox -e unfold``."""
