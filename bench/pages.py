@@ -1,6 +1,6 @@
 """How long do the pages for people take beside very many jobs, and what does the index on arguments cost?
 
-Method: tables of 20,000 and 1,000,000 jobs (10,000,000 with --full), states mixed as in life (91 % have succeeded), 50
+Method: tables of 20,000 and 1,000,000 jobs (others with --sizes), states mixed as in life (91 % have succeeded), 50
 queues, 200 tasks, payloads of 300 bytes, a history on what failed; VACUUM ANALYZE and CHECKPOINT. Each page is asked
 for nine times over Django's test client, by somebody who may see all, after a first time that is not counted.
 Milliseconds are of the client; CPU is user and system time of this process and of its session's server process, which
@@ -127,12 +127,12 @@ def timed(client: Any, url: str, visits: int) -> dict[str, float]:
 
 
 def flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--full", action="store_true", help="10,000,000 jobs, too")
+    parser.add_argument("--sizes", type=record.numbers, help="jobs in the tables (20000,1000000; quick 20000)")
 
 
 def main() -> int:
     bench = record.Bench("pages", __doc__ or "", repeats=2, flags=flags)
-    sizes = [20_000] if bench.quick else [20_000, 1_000_000, *([10_000_000] if bench.args.full else [])]
+    sizes = bench.args.sizes or ([20_000] if bench.quick else [20_000, 1_000_000])
     bench.document["parameters"] = {"visits": VISITS, "sizes": sizes}
     with laboratory.laboratory() as lab:
         bench.document["server_settings"] = lab.settings()
@@ -166,7 +166,7 @@ def main() -> int:
             from pgqueue_django import argument_index
 
             lab.use(f"pages_{sizes[-1]}")
-            (argument_index.create if cell["index"] == "with" else argument_index.drop)("default")
+            (argument_index.make if cell["index"] == "with" else argument_index.drop)("default")
             lab.tidy()
             figures = writes()
             if cell["index"] == "with":

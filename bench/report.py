@@ -325,7 +325,7 @@ def snapshot(result: Result, page: Page) -> None:
 def pages(result: Result, page: Page) -> None:
     sizes = result.settings("jobs")
     rows = []
-    for name in result.settings("page"):
+    for name in sorted(map(str, result.settings("page"))):
         row = [name]
         for size in sizes:
             row += figure_row(result.figures(jobs=size, page=name), "cpu_ms", "ms_p50")

@@ -45,7 +45,7 @@ def is_whole(using: str) -> bool | None:
     return None if found is None else bool(found[0])
 
 
-def create(using: str) -> None:
+def make(using: str) -> None:
     """Make it, beside all that goes on; outside of a transaction. What is left of an earlier try is thrown away."""
     with connections[using].cursor() as cursor:
         if is_whole(using) is False:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from . import snapshot
-from .models import Job, JobQuerySet
 from .snapshot import index_walks
-from .states import State
 
 MAX_GROUPS = 200
 """Those with the most jobs."""
@@ -81,7 +79,25 @@ def take(using: str) -> Failures:
         return Failures(tuple(Group(*row) for row in cursor.fetchall()), taken_at, is_capped)
 
 
-def jobs_of(using: str, task: str, fingerprint: str | None) -> JobQuerySet:
-    """The failed and dead jobs of one group, the newest first, along the index of fingerprints."""
-    jobs = JobQuerySet(Job, using=using).filter(state__in=[State.FAILED, State.DEAD], task=task)
-    return jobs.filter(error_fingerprint=fingerprint).order_by("-id")
+# Of an equal fingerprint, the planner would drop it from the order, and may walk all jobs by their ids; of a range it
+# does not. Those without one are at the end of the index: plain SQL wrote them, and they are few.
+_OF_GROUP = """
+    SELECT id FROM (
+        SELECT id, task FROM pgqueue_job
+        WHERE state IN ('failed', 'dead') AND id <= %(newest)s AND {which} ORDER BY error_fingerprint, id DESC
+    ) AS seen WHERE task = %(task)s LIMIT %(most)s
+"""
+
+
+def ids_of(using: str, task: str, fingerprint: str | None, *, newest: int, most: int) -> list[int]:
+    """At most ``most`` failed and dead jobs of one group, the newest first, along the index of fingerprints.
+
+    ``newest``: none with a higher id. It looks at all jobs with the fingerprint, for ``snapshot.MAX_SECONDS`` at most.
+    """
+    known = "error_fingerprint BETWEEN %(fingerprint)s AND %(fingerprint)s"
+    which = known if fingerprint else "error_fingerprint IS NULL"
+    with index_walks(using) as cursor:
+        cursor.execute(
+            _OF_GROUP.format(which=which), {"task": task, "fingerprint": fingerprint, "newest": newest, "most": most}
+        )
+        return [id for (id,) in cursor.fetchall()]

@@ -147,21 +147,25 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
         except SearchError:
             return ""
 
-    def _move(
+    def _move(self, request: HttpRequest, verb: str, queryset: QuerySet[Job], among: str | None = None) -> None:
+        """``among``: what the jobs were chosen from, if it is not the list."""
+        with index_walks(router.db_for_write(self.model)):
+            ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: listing.LISTED + 1])
+        self._move_chosen(request, verb, ids, self.among(request) if among is None else among)
+
+    def _move_chosen(
         self,
         request: HttpRequest,
         verb: str,
-        queryset: QuerySet[Job],
+        ids: Sequence[int],
+        among: str,
         move: Callable[[str, Collection[int]], set[int]] | None = None,
-        among: str | None = None,
     ) -> None:
-        """``among``: what the jobs were chosen from, if it is not the list."""
+        """At most ``listing.LISTED`` of them, in steps; and says what became of it."""
         using = router.db_for_write(self.model)
         move = move or VERBS[verb].move
-        with index_walks(using):
-            ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: listing.LISTED + 1])
         chosen = ids[: listing.LISTED]
-        target = audit.told("job", chosen, self.among(request) if among is None else among)
+        target = audit.told("job", chosen, among)
         trail = self.trail(request, using, VERBS[verb].arrow, target)
         moved: set[int] = set()
         skipped: list[int] = []

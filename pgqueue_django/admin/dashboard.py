@@ -19,8 +19,6 @@ from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
 from django.core.handlers.asgi import ASGIRequest
 from django.db import InterfaceError, OperationalError, router, transaction
-from django.db.models import BooleanField, QuerySet
-from django.db.models.expressions import RawSQL
 from django.http import (
     HttpRequest,
     HttpResponse,
@@ -269,14 +267,12 @@ class DashboardPageMixin(JobActionsMixin):
             walk = Job.objects.using(using).in_state(State.DEAD)
             rows = list(walk.values_list("pk", "queue_name")[: listing.LISTED])
         ids = [pk for pk, queue_name in rows if queue_name == name]
-        chosen = RawSQL("pgqueue_job.id = ANY(%s::bigint[])", [ids], output_field=BooleanField())
 
         def requeue(using: str, ids: Collection[int]) -> set[int]:
             # One that somebody else has sent back meanwhile may have succeeded.
             return transitions.requeue(using, ids, State.DEAD)
 
-        jobs: QuerySet[Job] = self.get_queryset(request).filter(chosen)
-        self._move(request, "requeue", jobs, requeue, among=f"state=dead, queue={name}")
+        self._move_chosen(request, "requeue", ids, f"state=dead, queue={name}", requeue)
         if len(rows) == listing.LISTED:
             text = gettext("Looked for among the newest %(most)s dead jobs: there may be more.")
             self.message_user(request, text % {"most": most_listed()}, messages.WARNING)

@@ -19,6 +19,7 @@ from pgqueue_django import failures, problems, snapshot, transitions
 from pgqueue_django.dashboard.wording import length, moment
 from pgqueue_django.states import State
 
+from . import listing
 from .actions import JobActionsMixin
 from .listing import most_listed
 
@@ -92,11 +93,11 @@ class ProblemsPageMixin(JobActionsMixin):
         newest = request.POST.get("newest", "")
         if not (newest.isascii() and newest.isdigit() and len(newest) < 19) or "\0" in task + (fingerprint or ""):
             raise SuspiciousOperation("no group of failed jobs")
-        jobs = failures.jobs_of(using, task, fingerprint).filter(pk__lte=int(newest))
+        ids = failures.ids_of(using, task, fingerprint, newest=int(newest), most=listing.LISTED + 1)
 
         def requeue(using: str, ids: Collection[int]) -> set[int]:
             # One that somebody else has sent back meanwhile may have succeeded.
             return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
         kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
-        self._move(request, "requeue", jobs, requeue, kind)
+        self._move_chosen(request, "requeue", ids, kind, requeue)

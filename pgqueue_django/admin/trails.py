@@ -43,7 +43,7 @@ class TrailMixin(_ModelAdmin):
             action=action,
             target=target,
             # A list that has its actions above and below has two fields.
-            reason=next(filter(str.strip, request.POST.getlist("reason")), ""),
+            reason=next(filter(str.strip, request.POST.getlist("reason")), "").replace("\0", ""),
         )
 
     def among(self, request: HttpRequest) -> str:

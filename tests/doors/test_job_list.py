@@ -226,7 +226,7 @@ def age(seconds: str) -> None:
 def test_enqueued_within(since: str, seconds: int, state: str, viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "LOOKED_AT", 40)
     fill(succeeded=60)
-    fill(**{state or "dead": 30})
+    fill(**{state or "dead": 90})
     newest = Job.objects.latest("id").pk
     # A third of them within, by number the newest.
     age(f"({newest} - id) * {seconds} / 30.5")

@@ -82,8 +82,29 @@ def test_no_plan_scans_the_table() -> None:
     bounds = {"cap": 10_000, "most": 200}
     for sql in (failures._GROUPS, failures._CAPPED):
         assert "Seq Scan on pgqueue_job" not in plan(sql, bounds)
-    sql, params = failures.jobs_of("default", "shop.charge", "0" * 16).query.sql_with_params()
-    assert "pgqueue_job_error" in plan(sql, params)
+
+
+@pytest.mark.parametrize("fingerprint", ["0" * 16, None])
+def test_a_group_is_found_along_its_index_however_many_have_failed_alike(fingerprint: str | None) -> None:
+    fill(succeeded=5_000, failed=10_000, dead=50)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_job SET error_fingerprint = %s WHERE state = 'failed'", ["0" * 16])
+    analyze()
+    with CaptureQueriesContext(connection) as queries:
+        failures.ids_of("default", "shop.tasks.t1", fingerprint, newest=2**62, most=100)
+    (sql,) = [one["sql"] for one in queries if "pgqueue_job" in one["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('enable_sort', 'off', true)")
+    assert "Index Scan using pgqueue_job_error" in plan(sql.replace("%", "%%")), plan(sql)
+
+
+def test_a_group_is_of_one_task_and_not_newer_than_its_page() -> None:
+    jobs = [fail("declined"), fail("declined"), fail("declined")]
+    (group,) = failures.take("default").groups
+    ids = [job.pk for job in jobs]
+    assert failures.ids_of("default", group.task, group.fingerprint, newest=ids[1], most=9) == [ids[1], ids[0]]
+    assert failures.ids_of("default", group.task, group.fingerprint, newest=ids[2], most=2) == [ids[2], ids[1]]
+    assert failures.ids_of("default", "shop.other", group.fingerprint, newest=ids[2], most=9) == []
 
 
 # -- the page --------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_with_a_million_jobs_each_page_is_there_within_a_third_of_a_second(
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE pgqueue_job")
     measured(client, capsys, [*there(), *further(client)])
-    argument_index.create("default")
+    argument_index.make("default")
     try:
         with CaptureQueriesContext(connection) as queries:
             answer = pages.visit(client, f"{LIST}?q=args.tenant_id:7")

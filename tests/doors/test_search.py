@@ -264,7 +264,7 @@ def test_a_row_that_it_cannot_hold_is_told_and_nothing_is_left(root: Client) -> 
 @pytest.mark.django_db(transaction=True)
 def test_one_that_is_not_whole_is_not_used_and_made_anew(root: Client) -> None:
     job = make_job(kwargs={"a": 1})
-    argument_index.create("default")
+    argument_index.make("default")
     with connection.cursor() as cursor:  # as it is after a build that was interrupted
         cursor.execute(
             "UPDATE pg_index SET indisvalid = false WHERE indexrelid = to_regclass(%s)", [argument_index.NAME]

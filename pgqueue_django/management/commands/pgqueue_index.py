@@ -34,7 +34,7 @@ class Command(SuggestingCommand):
             argument_index.drop(using)
         elif given["arguments"] and not argument_index.is_whole(using):
             try:
-                argument_index.create(using)
+                argument_index.make(using)
             except DatabaseError as error:
                 argument_index.drop(using)
                 raise CommandError(f"The index was not made: {error}".strip()) from error

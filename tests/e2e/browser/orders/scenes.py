@@ -17,6 +17,7 @@ from django.contrib.auth.models import Group, User  # noqa: E402
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.db import connection  # noqa: E402
+from django.db.models import Model  # noqa: E402
 from orders import tasks  # noqa: E402
 
 from pgqueue_django import enqueue_many, queues, stats, transitions  # noqa: E402
@@ -25,6 +26,7 @@ from pgqueue_django.models import Job, Schedule, Worker  # noqa: E402
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Settled, Succeeded  # noqa: E402
 from pgqueue_django.states import FINISHED, State  # noqa: E402
 from testproject.shop import seed  # noqa: E402
+from tests.doors.hostile import HOSTILE  # noqa: E402
 from tests.verbs.rows import claim_one, heartbeat, new, settle  # noqa: E402
 
 TRACEBACK = """\
@@ -203,6 +205,37 @@ def _lengths(count: int, middle: int) -> list[int]:
     for place, share in ((-1, 0.2), (0, 0.55), (1, 0.15), (2, 0.08), (3, 0.02)):
         counts[middle + place] = round(count * share)
     return counts
+
+
+def hostile() -> dict[str, Any]:
+    """Texts that would break a page or run in it, in every field that somebody may write."""
+    told: dict[str, Any] = {}
+    for number, text in enumerate(HOSTILE):
+        worker = f"{text[:60]}-{number:08x}"
+        shared: dict[str, Any] = {"concurrency": 1, "lease_seconds": 3600, "tasks": [text], "queues": [text]}
+        _make(Worker, id=worker, name=text, host=text, version=text, pid=number, **shared)
+        job: dict[str, Any] = {"label": text[:200], "args": [text], "kwargs": {text: text}}
+        job |= {"idempotency_key": text[:200]}
+        failure = Failure(
+            Kind.ERROR, text[:200], text, f'Traceback\n  File "{text}", line 1, in {text}\n{text}: {text}'
+        )
+        pk = transitions.enqueue("default", new(tasks.charge.path, **job)).id
+        told["hostile"] = _ended(worker, pk, Failed(failure))
+        pk = transitions.enqueue("default", new(text[:255], label=text[:200], queue_name=f"q{number}")).id
+        progress = json.dumps({"fraction": 0.5, "message": text})
+        heartbeat(claim_one(pk, worker_id=worker), lease=1800, progress={pk: progress})
+        queues.pause("default", f"q{number}", reason=text[:200], actor=text[:100])
+        _make(Schedule, name=f"{number} {text}", task=text, line=text, zone=text, error=text)
+        Trail("default", actor=text, action="requeue", target=text, reason=text).add(1)
+    return told
+
+
+def _make(model: type[Model], **columns: Any) -> None:
+    """A row whose texts are cut to what their columns hold."""
+    for name, value in columns.items():
+        if isinstance(value, str) and (longest := getattr(model._meta.get_field(name), "max_length", None)):
+            columns[name] = value[:longest]
+    model._base_manager.create(**columns)
 
 
 def audited() -> dict[str, Any]:
