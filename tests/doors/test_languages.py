@@ -30,7 +30,7 @@ from doors.conftest import fill, log_in
 from pgqueue_django import answers, audit, problems, queues, redaction, schedules, snapshot, transitions, walks
 from pgqueue_django.admin import audit_log, copies, listing
 from pgqueue_django.admin.actions import VERBS
-from pgqueue_django.dashboard import frames, live, public, related
+from pgqueue_django.dashboard import frames, live, public, related, wording
 from pgqueue_django.models import AuditEntry, Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
 from pgqueue_django.problems import Rule, Severity
@@ -612,12 +612,12 @@ def test_no_english_is_left_in_what_is_wrong(
     marked_language: None, boss: Client, rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = re.findall(r"%\((\w+)\)", problems.TEXTS[rule])
-    found = [problems.Problem(rule, dict.fromkeys(names, 7))]
+    found = [problems.Problem(rule, dict.fromkeys([*names, "seconds"], 7))]
     monkeypatch.setattr(problems, "find", lambda taken: found)
     answers.shared.forget()
     assert untranslated(boss.get(f"{LIST}problems/")) == []
     assert seen_and_sent(boss) == []
-    assert marked(problems.TEXTS[rule]) % found[0].facts in boss.get(DASHBOARD).content.decode()
+    assert wording.problem_text(found[0]) in boss.get(DASHBOARD).content.decode()
 
 
 @pytest.mark.parametrize("severity", [None, *Severity])
