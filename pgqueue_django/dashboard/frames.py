@@ -533,7 +533,8 @@ class _Drawing:
             gettext("No job is running."),
             gettext("The %(count)s whose leases end first, of %(all)s.")
             % {"count": len(rows), "all": self._depths_of(State.RUNNING)["text"]}
-            if all_of_them > len(rows)
+            # The two are of two statements: a shorter list is all that there was in its own.
+            if all_of_them > len(rows) >= live.MAX_RUNNING
             else "",
         )
 
