@@ -735,7 +735,7 @@ def test_names_that_are_numbers_are_written_without_separators(
 @pytest.mark.django_db(transaction=True)
 def test_the_metrics_are_the_same_in_each_language(columns: dict[str, Any], settings: Any) -> None:
     settings.PGQUEUE = {"METRICS_PUBLIC": True}
-    fill(queued=1234)
+    fill(queued=3 * 1234)  # in three queues
     plain = Client().get("/pgqueue/metrics").content
     assert b"1234.0" in plain
     settings.USE_THOUSAND_SEPARATOR = True

@@ -55,6 +55,19 @@ def address(site: Site, page: str) -> str:
     return f"{ADMIN}/job/{site.told[job]}/{what or 'change'}/"
 
 
+# Django's own forms: axe finds faults in them that are not ours.
+FORMS = ("schedule/add", "queue/add", "schedule/{schedule}/change", "queue/mail/change")
+
+
+@pytest.mark.smoke
+def test_every_page_keeps_the_policy_and_is_silent(filled: Site, open_tab: OpenTab) -> None:
+    tab = open_tab(filled)
+    for page in [*PAGES, *JOBS]:
+        tab.goto(address(filled, page))
+    for form in FORMS:
+        tab.goto(f"{ADMIN}/{form.format(**filled.told)}/")
+
+
 @pytest.mark.parametrize("page", [*PAGES, *JOBS])
 def test_a_page_has_no_fault_that_axe_finds(filled: Site, open_tab: OpenTab, page: str) -> None:
     assert faults(open_tab(filled), address(filled, page)) == {"light": [], "dark": []}
