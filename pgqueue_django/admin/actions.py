@@ -153,6 +153,12 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
             ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: listing.LISTED + 1])
         self._move_chosen(request, verb, ids, self.among(request) if among is None else among)
 
+    def _visible(self, request: HttpRequest, ids: Sequence[int]) -> list[int]:
+        """Of jobs that no list has shown: an admin of the project's own may leave some out for some people."""
+        seen = self.get_queryset(request)
+        found = {pk for chunk in _chunks(ids) for pk in seen.filter(pk__in=chunk).values_list("pk", flat=True)}
+        return [pk for pk in ids if pk in found]
+
     def _move_chosen(
         self,
         request: HttpRequest,

@@ -100,4 +100,4 @@ class ProblemsPageMixin(JobActionsMixin):
             return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
         kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
-        self._move_chosen(request, "requeue", ids, kind, requeue)
+        self._move_chosen(request, "requeue", self._visible(request, ids), kind, requeue)

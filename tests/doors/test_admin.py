@@ -14,7 +14,8 @@ from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
-from django.http import HttpResponse
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from verbs import rows
@@ -404,7 +405,42 @@ class JobAdminOfAnotherTheme(job_admin.JobAdminMixin, OtherBase):
 
 other_site = admin.AdminSite(name="operations")
 other_site.register(Job, JobAdminOfAnotherTheme)
-urlpatterns = [path("ops/", other_site.urls), path("admin/", admin.site.urls)]
+
+
+class JobAdminOfATeam(job_admin.JobAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """As a project has it that shows each team its own queue."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        return super().get_queryset(request).filter(queue_name="ours")
+
+
+team_site = admin.AdminSite(name="team")
+team_site.register(Job, JobAdminOfATeam)
+urlpatterns = [path("ops/", other_site.urls), path("team/", team_site.urls), path("admin/", admin.site.urls)]
+
+
+@pytest.mark.urls(__name__)
+def test_what_an_admin_leaves_out_nobody_moves_by_it(browser: Browser) -> None:
+    failure = Failure(Kind.ERROR, "shop.CardError", "declined")
+    jobs = [rows.make_job("queued", queue_name=queue, task="shop.charge") for queue in ("ours", "theirs")]
+    for job in jobs:
+        rows.settle(rows.claim_one(job.pk), DeadLettered(failure))
+        job.refresh_from_db()
+    ours, theirs = jobs
+    client = browser(superuser=True)
+    home = "/team/pgqueue_django/job/"
+    group = {"task": ours.task, "fingerprint": ours.error_fingerprint, "newest": theirs.pk}
+    assert said(client.post(f"{home}problems/", group, follow=True)) == "1 requeued."
+    for url, data in (
+        (f"{home}dashboard/requeue-dead/", {"queue": "theirs"}),
+        (f"{home}dashboard/requeue/", {"job": theirs.pk}),
+        (f"{home}{theirs.pk}/requeue/", {}),
+        (home, {"action": "requeue_jobs", "_selected_action": [theirs.pk]}),
+        (f"{home}?state=dead", {"action": "requeue_jobs", "_selected_action": [theirs.pk], "select_across": "1"}),
+    ):
+        assert client.post(url, data, follow=True).status_code == 200
+    assert [rows.state_of(job.pk) for job in jobs] == ["queued", "dead"]
+    assert "theirs" not in "".join(AuditEntry.objects.values_list("target", flat=True).exclude(changed=0))
 
 
 @pytest.mark.urls(__name__)
