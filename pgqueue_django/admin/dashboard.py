@@ -126,7 +126,7 @@ class DashboardPageMixin(JobActionsMixin):
                 response.headers["Retry-After"] = str(AWAY_SECONDS)
                 return response
 
-        return ask_first
+        return answers.in_no_transaction(ask_first)
 
     def _away(self, why: str) -> HttpResponse:
         """A page that needs no database, and so no user either."""
@@ -228,12 +228,14 @@ class DashboardPageMixin(JobActionsMixin):
                 request, using, name
             )
         elif verb in ("requeue", "run_now", "cancel"):
-            jobs = self.get_queryset(request).filter(pk=_number(request, "job"))
-            if not jobs.exists():
+            job = self._one(request, _number(request, "job")).first()
+            if job is None:
                 text = gettext("There is no such job any more. Finished jobs are kept for a time only.")
                 self.message_user(request, text, messages.WARNING)
+            elif not self.has_view_permission(request, job):
+                raise PermissionDenied
             else:
-                self._move(request, verb, jobs, among="")
+                self._move_chosen(request, verb, [job.pk], among="")
         else:
             self._schedule(request, using, cast(audit.Action, verb), _number(request, "schedule"))
         window = request.POST.get("window")

@@ -110,6 +110,8 @@ class JobPageMixin(JobCopyMixin):
         job = self._find(request, unquote(object_id))
         if job is None:
             return self._gone(request, object_id)
+        if not self.has_view_permission(request, job):  # of this one: a project's own admin may know more
+            raise PermissionDenied
         request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
@@ -130,10 +132,12 @@ class JobPageMixin(JobCopyMixin):
         if part not in _PARTS:
             raise Http404
         text = RawSQL(f"coalesce(pgqueue_job.{part}::text, 'null')", [], TextField())  # noqa: S611
-        found = self.get_queryset(request).filter(pk=pk).annotate(text=text).values_list("text", flat=True).first()
+        found = self._one(request, pk).annotate(text=text).first()
         if found is None:
             return self._gone(request, str(pk))
-        content = found.encode()
+        if not self.has_view_permission(request, found):
+            raise PermissionDenied
+        content = found.text.encode()
         response = HttpResponse(content, content_type="text/plain; charset=utf-8")
         kind = "attachment" if len(content) > MAX_INLINE else "inline"
         response.headers["Content-Disposition"] = f'{kind}; filename="job-{pk}-{part}.json"'

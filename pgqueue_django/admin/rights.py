@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, reverse
 from django.utils.translation import gettext, pgettext
@@ -113,6 +114,11 @@ class JobRightsMixin(_JobAdmin):
 
     def _has(self, request: HttpRequest, codename: str) -> bool:
         return may(request, codename)
+
+    def _one(self, request: HttpRequest, pk: int) -> QuerySet[Job]:
+        """As much of this job as it takes to say who may see it."""
+        columns = ("pk", "task", "label", "queue_name", "priority", "state", "worker_id", "enqueued_at")
+        return self.get_queryset(request).filter(pk=pk).only(*columns)
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
         text = gettext("There is no job %(number)s. Finished jobs are kept for a time only.")

@@ -31,6 +31,7 @@ from pgqueue_django.states import FINISHED, TRANSITIONS, State
 pytestmark = pytest.mark.django_db
 
 LIST = "/admin/pgqueue_django/job/"
+TASK = "testproject.shop.tasks.export_sales"
 Browser = Callable[..., Client]
 
 
@@ -395,6 +396,22 @@ def test_what_plain_sql_has_written_does_not_break_the_page(browser: Browser) ->
     assert "ud800" in response.content.decode()
 
 
+@pytest.mark.urls(__name__)
+def test_who_may_not_see_one_job_has_no_page_of_it(browser: Browser) -> None:
+    """Also by an admin that decides of each job, as those of projects do."""
+    client = browser(superuser=True)
+    home = "/team/pgqueue_django/job/"
+    for label, status, moved in (("private", 403, "dead"), ("open", 200, "queued")):
+        job = rows.make_job("dead", queue_name="ours", label=label, args=["secret"], task=TASK)
+        pages = ("change", "payload/args", "copy")
+        assert [client.get(f"{home}{job.pk}/{page}/").status_code for page in pages] == [status] * 3
+        for url, data in ((f"{home}{job.pk}/requeue/", {}), (f"{home}dashboard/requeue/", {"job": job.pk})):
+            assert client.post(url, data, follow=True).status_code == status
+        assert rows.state_of(job.pk) == moved
+        form = {"args": "[]", "kwargs": "{}", "queue_name": "ours", "priority": "0", "token": "t"}
+        assert client.post(f"{home}{job.pk}/copy/", form, follow=True).status_code == status
+
+
 class OtherBase(admin.ModelAdmin):
     """As another theme's ModelAdmin would be."""
 
@@ -412,6 +429,9 @@ class JobAdminOfATeam(job_admin.JobAdminMixin, admin.ModelAdmin):  # type: ignor
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         return super().get_queryset(request).filter(queue_name="ours")
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_view_permission(request, obj) and (obj is None or obj.label != "private")
 
 
 team_site = admin.AdminSite(name="team")
