@@ -33,6 +33,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.cache import get_conditional_response
 from django.utils.translation import gettext, pgettext
+from psycopg.errors import QueryCanceled
 
 from pgqueue_django import answers, audit, conf, deadline, queues, schedules, transitions
 from pgqueue_django.dashboard import frames, script, stream
@@ -270,9 +271,15 @@ class DashboardPageMixin(JobActionsMixin):
 
     def _requeue_dead(self, request: HttpRequest, using: str, name: str) -> None:
         """Of the newest ``listing.LISTED`` dead jobs, those of this queue."""
-        with index_walks(using):
-            walk = Job.objects.using(using).in_state(State.DEAD)
-            rows = list(walk.values_list("pk", "queue_name")[: listing.LISTED])
+        try:
+            with index_walks(using):
+                walk = Job.objects.using(using).in_state(State.DEAD)
+                rows = list(walk.values_list("pk", "queue_name")[: listing.LISTED])
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            self.message_user(request, str(listing.TOO_LONG), messages.ERROR)
+            return
         ids = self._visible(request, [pk for pk, queue_name in rows if queue_name == name])
 
         def requeue(using: str, ids: Collection[int]) -> set[int]:

@@ -42,6 +42,7 @@ LISTED = 10_000
 COUNT_SECONDS = 0.5
 """A list whose jobs are not counted by then comes without their number."""
 SALT = "pgqueue_django.admin.listing"
+TOO_LONG = _("The database took too long. Choose a state, or name jobs by their numbers.")
 
 
 class JobFilter(admin.SimpleListFilter):
@@ -127,6 +128,8 @@ class JobChangeList(ChangeList):
     page_links: list[dict[str, str]]
     further_url: str
     """Where the walk goes on that ended before the page was full."""
+    _all: list[int]
+    """Numbers of the jobs that *select all* has selected."""
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[str | Combinable]:
         # Not by what ?o= asks for: sortable_by only takes the links away.
@@ -136,11 +139,14 @@ class JobChangeList(ChangeList):
         """What an action may choose of: the selected jobs, or with *select all* those that the list has now."""
         queryset: QuerySet[Job] = super().get_queryset(request, exclude_parameters)
         if request.method == "POST" and request.POST.get("select_across") == "1":
-            found = self._walked(request, self._asked(request), None, LISTED, backwards=False)
-            queryset = queryset.filter(pk__in=[row["id"] for row in found.rows])
-            if found.ends is not None:
-                text = gettext("%(most)s jobs are the most at one time; the rest was left alone.")
-                self.model_admin.message_user(request, text % {"most": most_listed()}, messages.WARNING)
+            # Django asks twice: the second time is what the action gets.
+            if not hasattr(self, "_all"):
+                found = self._walked(request, self._asked(request), None, LISTED, backwards=False)
+                self._all = [row["id"] for row in found.rows]
+                if found.ends is not None:
+                    text = gettext("%(most)s jobs are the most at one time; the rest was left alone.")
+                    self.model_admin.message_user(request, text % {"most": most_listed()}, messages.WARNING)
+            queryset = queryset.filter(pk__in=self._all)
         return queryset
 
     def _asked(self, request: HttpRequest) -> Asked | None:
@@ -212,7 +218,7 @@ class JobChangeList(ChangeList):
         except OperationalError as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
-            text = gettext("The database took too long. Choose a state, or name jobs by their numbers.")
+            text = str(TOO_LONG)
         self.model_admin.message_user(request, text, messages.ERROR)
         return nothing
 
@@ -343,7 +349,8 @@ class JobListMixin(JobRightsMixin):
             if not query.reads_payload or self.has_payload_permission(request):
                 return query
             refusal = gettext("To look for keys, arguments and errors you need the right to see them.")
-        self.message_user(request, refusal, messages.ERROR)
+        if request.method != "POST":  # the list that follows says so
+            self.message_user(request, refusal, messages.ERROR)
         return None
 
     @admin.display(description=pgettext_lazy("queue", "job"))
