@@ -8,12 +8,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 import django
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.db import router
+from django.db import OperationalError, router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext, pgettext
+from psycopg.errors import QueryCanceled
 
 from pgqueue_django import failures, problems, snapshot, transitions
 from pgqueue_django.dashboard.wording import length, moment, problem_text
@@ -21,7 +23,7 @@ from pgqueue_django.states import State
 
 from . import listing
 from .actions import JobActionsMixin
-from .listing import most_listed
+from .listing import TOO_LONG, most_listed
 
 
 class ProblemsPageMixin(JobActionsMixin):
@@ -40,6 +42,15 @@ class ProblemsPageMixin(JobActionsMixin):
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
+        try:
+            return self._problems(request)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            self.message_user(request, str(TOO_LONG), messages.ERROR)
+            return HttpResponseRedirect(self._url("changelist"))
+
+    def _problems(self, request: HttpRequest) -> HttpResponse:
         using = router.db_for_write(self.model)
         if request.method == "POST":
             if not self._may(request, "requeue"):
@@ -99,4 +110,4 @@ class ProblemsPageMixin(JobActionsMixin):
             return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
         kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
-        self._move_chosen(request, "requeue", ids, kind, requeue)
+        self._move_chosen(request, "requeue", self._visible(request, ids), kind, requeue)

@@ -26,7 +26,7 @@ from pgqueue_django.answers import Unanswered
 from . import frames, live
 from .frames import Viewer
 
-SECONDS = 600.0
+SECONDS = 60.0
 """A stream ends after this: who comes again has to be logged in, and to have the right, still."""
 PING_SECONDS = 15.0
 """After so long without an event a comment says that somebody is there: proxies end what is silent."""
