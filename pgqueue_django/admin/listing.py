@@ -42,6 +42,7 @@ LISTED = 10_000
 COUNT_SECONDS = 0.5
 """A list whose jobs are not counted by then comes without their number."""
 SALT = "pgqueue_django.admin.listing"
+TOO_LONG = _("The database took too long. Choose a state, or name jobs by their numbers.")
 
 
 class JobFilter(admin.SimpleListFilter):
@@ -214,7 +215,7 @@ class JobChangeList(ChangeList):
         except OperationalError as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
-            text = gettext("The database took too long. Choose a state, or name jobs by their numbers.")
+            text = str(TOO_LONG)
         self.model_admin.message_user(request, text, messages.ERROR)
         return nothing
 

@@ -8,12 +8,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 import django
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.db import router
+from django.db import OperationalError, router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext, pgettext
+from psycopg.errors import QueryCanceled
 
 from pgqueue_django import failures, problems, snapshot, transitions
 from pgqueue_django.dashboard.wording import length, moment
@@ -44,13 +46,19 @@ class ProblemsPageMixin(JobActionsMixin):
         if request.method == "POST":
             if not self._may(request, "requeue"):
                 raise PermissionDenied
-            self._requeue_group(request, using)
+            try:
+                self._requeue_group(request, using)
+            except OperationalError as error:
+                return self._too_long(request, error)
             return HttpResponseRedirect(self._url("problems"))
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         request.current_app = self.admin_site.name
         open_payload = self.has_payload_permission(request)
-        found = failures.take(using)
+        try:
+            found, taken = failures.take(using), snapshot.take(using)
+        except OperationalError as error:
+            return self._too_long(request, error)
         return TemplateResponse(
             request,
             self.problems_template,
@@ -63,7 +71,7 @@ class ProblemsPageMixin(JobActionsMixin):
                 "list_url": self._url("changelist"),
                 "problems": [
                     {"severity": one.severity, "text": gettext(problems.TEXTS[one.rule]) % one.facts}
-                    for one in problems.find(snapshot.take(using))
+                    for one in problems.find(taken)
                 ],
                 "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
                 "may_requeue": self._may(request, "requeue"),
@@ -72,6 +80,13 @@ class ProblemsPageMixin(JobActionsMixin):
                 else "",
             },
         )
+
+    def _too_long(self, request: HttpRequest, error: OperationalError) -> HttpResponse:
+        """To the list, which can be asked for less. Raises what is no reading that was given up."""
+        if not isinstance(error.__cause__, QueryCanceled):
+            raise error
+        self.message_user(request, listing.TOO_LONG, messages.ERROR)
+        return HttpResponseRedirect(self._url("changelist"))
 
     def _group(self, group: failures.Group, now: datetime, open_payload: bool) -> dict[str, Any]:
         ago = length(max(0.0, (now - group.last_at).total_seconds()))

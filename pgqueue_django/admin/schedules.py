@@ -153,7 +153,10 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         def run(schedule: Schedule) -> str:
-            job = schedules.run_now(chosen.db, schedule.pk)
+            try:
+                job = schedules.run_now(chosen.db, schedule.pk)
+            except Schedule.DoesNotExist:  # deleted meanwhile
+                return ""
             self.message_user(request, f"{schedule}: #{job}")
             return gettext("Run now: job %(id)s.") % {"id": job}
 

@@ -244,3 +244,20 @@ def test_the_number_of_queries_does_not_grow_with_the_groups(browser: Browser) -
             client.get(URL)
         counts.append(len(captured))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_readings_that_take_too_long_are_said_and_no_error(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, client = fail(), browser("view_job", "requeue_job")
+    monkeypatch.setattr(snapshot, "MAX_SECONDS", 0.3)
+    with rows.connect() as session:
+        session.execute("BEGIN")
+        session.execute("LOCK TABLE pgqueue_job")  # as a migration does
+        answers = [
+            client.get(URL),
+            client.post(URL, {"task": "shop.charge", "fingerprint": job.error_fingerprint, "newest": job.pk}),
+        ]
+    assert [(answer.status_code, answer.headers.get("Location")) for answer in answers] == [(302, LIST)] * 2
+    assert client.get(LIST).content.decode().count("The database took too long.") == 2
+    job.refresh_from_db()
+    assert job.state == "dead"

@@ -281,6 +281,20 @@ def test_a_row_that_it_cannot_hold_is_told_and_nothing_is_left(root: Client) -> 
 
 
 @pytest.mark.django_db(transaction=True)
+def test_two_who_make_it_at_once_leave_the_one_that_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    argument_index.make("default")
+    seen = argument_index.is_whole
+    # As the other one saw it a moment before.
+    monkeypatch.setattr(argument_index, "is_whole", lambda using: None)
+    with pytest.raises(CommandError, match="already exists"):
+        call_command("pgqueue_index", arguments=True)
+    try:
+        assert seen("default")
+    finally:
+        argument_index.drop("default")
+
+
+@pytest.mark.django_db(transaction=True)
 def test_one_that_is_not_whole_is_not_used_and_made_anew(root: Client) -> None:
     job = make_job(kwargs={"a": 1})
     argument_index.make("default")
