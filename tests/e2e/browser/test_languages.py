@@ -22,7 +22,7 @@ def site(open_site: OpenSite) -> Site:
 SAID = {
     "de": ("Live: Stand ", "Aktualisierung anhalten", "Zeit", "Angehalten: Stand ", "Fortsetzen"),
     "pl": ("Na żywo: stan na ", "Wstrzymaj aktualizacje", "Czas", "Wstrzymano: stan na ", "Wznów"),
-    "zh-Hans": ("实时：截至 ", "暂停更新", "时间", "已暂停：截至 ", "继续"),
+    "zh-Hans": ("实时：截至 ", "暂停更新", "时间", "已暂停：截至 ", "继续"),  # noqa: RUF001
     "he": ("Live: as of ", "Pause updates", "Time", "Paused: as of ", "Go on"),  # it has no words of ours
 }
 
@@ -48,7 +48,7 @@ def test_the_script_writes_in_the_language_of_the_page(site: Site, open_tab: Ope
 def test_a_frame_says_what_the_page_has_said(site: Site, open_tab: OpenTab, language: str) -> None:
     """Words for words: of what counts on the numbers may be others."""
     texts = """() => [...document.querySelectorAll(
-        ".pgq-tiles .pgq-name, .pgq-tables h2, .pgq-tables th, .pgq-tables button, .pgq-charts :is(figcaption, .pgq-legend)"
+        ".pgq-tiles .pgq-name, .pgq-tables :is(h2, th, button), .pgq-charts :is(figcaption, .pgq-legend)"
     )].map((node) => node.textContent.replace(/[\\d.,\\u00a0\\s]+/g, " ").trim())"""
     still = open_tab(site, locale=language, java_script_enabled=False).goto(DASHBOARD).evaluate(texts)
     page = open_tab(site, locale=language).goto(DASHBOARD)
