@@ -1,4 +1,4 @@
-"""The dashboard in other languages: what its script writes is in the page's language, and numbers are that language's."""
+"""The dashboard in other languages: what its script writes is in the page's language, and so are its numbers."""
 
 from __future__ import annotations
 
