@@ -18,7 +18,7 @@ from django.utils.translation import gettext, pgettext
 from psycopg.errors import QueryCanceled
 
 from pgqueue_django import failures, problems, snapshot, transitions
-from pgqueue_django.dashboard.wording import length, moment
+from pgqueue_django.dashboard.wording import length, moment, problem_text
 from pgqueue_django.states import State
 
 from . import listing
@@ -69,10 +69,7 @@ class ProblemsPageMixin(JobActionsMixin):
                 "media": self.media,
                 "breadcrumbs_listed": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
-                "problems": [
-                    {"severity": one.severity, "text": gettext(problems.TEXTS[one.rule]) % one.facts}
-                    for one in problems.find(taken)
-                ],
+                "problems": [{"severity": one.severity, "text": problem_text(one)} for one in problems.find(taken)],
                 "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
                 "may_requeue": self._may(request, "requeue"),
                 "limit_note": gettext("Of the newest %(most)s failed and dead jobs.") % {"most": most_listed()}

@@ -228,12 +228,12 @@ def test_a_lost_database_is_said_and_the_page_comes_back_by_itself(
     mark(page)
     expect(page.locator(BANNER)).to_be_hidden()
 
-    with tab.expecting("503"):
-        server.stop()
-        expect(page.locator(BANNER)).to_contain_text("Database unreachable since")
-        expect(page.locator(".pgq-stale")).to_have_count(1)
-        server.start()
-        expect(page.locator(BANNER)).to_be_hidden(timeout=45_000)
+    tab.expects("503")
+    server.stop()
+    expect(page.locator(BANNER)).to_contain_text("Database unreachable since")
+    expect(page.locator(".pgq-stale")).to_have_count(1)
+    server.start()
+    expect(page.locator(BANNER)).to_be_hidden(timeout=45_000)
     expect(page.locator(".pgq-stale")).to_have_count(0)
     assert is_marked(page), "the page was loaded again"
 
@@ -243,12 +243,12 @@ def test_a_page_that_is_opened_without_a_database_loads_itself_when_it_is_back(
 ) -> None:
     server, site = private
     tab = open_tab(site)
-    with tab.expecting("503"):
-        server.stop()
-        page = tab.goto(DASHBOARD, status=503)
-        expect(page.locator(".pgq-banner")).to_contain_text("cannot be reached")
-        server.start()
-        expect(page.locator('[data-part="tiles"]')).to_be_visible(timeout=45_000)
+    tab.expects("503")
+    server.stop()
+    page = tab.goto(DASHBOARD, status=503)
+    expect(page.locator(".pgq-banner")).to_contain_text("cannot be reached")
+    server.start()
+    expect(page.locator('[data-part="tiles"]')).to_be_visible(timeout=45_000)
 
 
 TROUBLES = {
@@ -266,18 +266,18 @@ def test_a_site_in_trouble_is_asked_less_and_less_often(site: Site, open_tab: Op
     with page.expect_response(FRAME):
         page.clock.run_for(3_000)
     frames = Asked(page, FRAME)
-    with tab.expecting("503", "net::ERR_"):
-        page.route(FRAME, TROUBLES[trouble])
-        for _ in range(240):
-            page.clock.run_for(500)
-        expect(page.locator(BANNER)).to_be_visible()
-        # 2, 4, 8, 16, then 30 seconds, or three quarters of these: in two minutes, of sixty at most.
-        assert 4 <= frames.count <= 9
-        page.unroute(FRAME)
-        asked = frames.count
-        while frames.count == asked:
-            page.clock.run_for(500)
-        expect(page.locator(BANNER)).to_be_hidden()
+    tab.expects("503", "net::ERR_")
+    page.route(FRAME, TROUBLES[trouble])
+    for _ in range(240):
+        page.clock.run_for(500)
+    expect(page.locator(BANNER)).to_be_visible()
+    # 2, 4, 8, 16, then 30 seconds, or three quarters of these: in two minutes, of sixty at most.
+    assert 4 <= frames.count <= 9
+    page.unroute(FRAME)
+    asked = frames.count
+    while frames.count == asked:
+        page.clock.run_for(500)
+    expect(page.locator(BANNER)).to_be_hidden()
 
 
 def test_who_is_logged_out_is_told_and_asks_no_more(site: Site, open_tab: OpenTab) -> None:
@@ -287,7 +287,8 @@ def test_who_is_logged_out_is_told_and_asks_no_more(site: Site, open_tab: OpenTa
     with page.expect_response(FRAME):
         page.clock.run_for(3_000)
     tab.context.clear_cookies()
-    with tab.expecting("401"), page.expect_response(FRAME):
+    tab.expects("401")
+    with page.expect_response(FRAME):
         page.clock.run_for(3_000)
     expect(page.locator(BANNER).get_by_role("link")).to_be_visible()
     frames = Asked(page, FRAME)

@@ -105,13 +105,14 @@ def filled() -> dict[str, Any]:
 
     _spread()
     queues.pause("default", "mail", reason="the provider is down", actor="ana")
-    Schedule.objects.create(
+    takings = Schedule.objects.create(
         name="takings", task="testproject.shop.tasks.mail_takings", line="0 6 * * *", zone="Europe/Warsaw",
         next_at=_moment("1 hour"), last_fired_at=_moment("-23 hours"), last_job_id=told["succeeded"],
     )  # fmt: skip
     Schedule.objects.create(
         name="stock", task="testproject.shop.tasks.count_stock", line="*/5 * * * *", zone="UTC", is_enabled=False
     )
+    told["schedule"] = takings.pk
     _sql("ANALYZE")
     return told
 
