@@ -89,7 +89,9 @@ class _Station:
                 viewers = {listener.viewer for listener in self._listeners}
                 try:
                     made = await loop.run_in_executor(threads, _frames, viewers)
-                except Unanswered:
+                except Exception as error:  # whatever it is: those who listen have to be told
+                    if not isinstance(error, Unanswered):
+                        logger.exception("dashboard: no reading")
                     if not self._away:
                         self._away = _event("away", json.dumps({"since": self._now().isoformat()}).encode())
                         for listener in self._listeners:

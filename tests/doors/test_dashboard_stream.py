@@ -289,6 +289,29 @@ def test_a_frame_that_cannot_be_made_takes_nobody_else_s(
     assert "no frame for" in caplog.messages[0]
 
 
+def test_a_reading_that_fails_in_any_way_is_an_event_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "SECONDS", 0.1)
+    reading = live.readings.reading
+
+    def none(until: float | None = None) -> live.Reading:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with listening(viewer()) as events:
+            number = number_of(await anext(events))
+            monkeypatch.setattr(live.readings, "reading", none)
+            while not (await asyncio.wait_for(anext(events), 5 + GRACE)).startswith(b"event: away"):
+                pass
+            monkeypatch.setattr(live.readings, "reading", reading)
+            assert number_of(await anext(events)) >= number
+
+    with caplog.at_level("ERROR", "pgqueue_django"):
+        in_a_loop(main)
+    assert "dashboard: no reading" in caplog.messages
+
+
 def number_of(event: bytes) -> int:
     return int(json.loads(event.decode().partition("data: ")[2])["number"])
 
