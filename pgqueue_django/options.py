@@ -30,7 +30,7 @@ declared: dict[str, str] = {}
 """The queue of each task whose module this process has imported, by the task's path."""
 
 _ATTRIBUTE = "pgqueue_options"  # of the function: it is there under any backend of django.tasks
-_MAX_WAIT = timedelta(days=36500)
+MAX_WAIT = timedelta(days=36500)
 _MAX_INT = 2**31 - 1  # of the columns attempts and max_attempts
 
 
@@ -136,16 +136,16 @@ def check_run_after(moment: object) -> None:
     if moment is None:
         return
     if isinstance(moment, timedelta):
-        if abs(moment) > _MAX_WAIT:
-            raise InvalidOption(f"run_after={moment!r}: at most {_MAX_WAIT.days} days from now.")
+        if abs(moment) > MAX_WAIT:
+            raise InvalidOption(f"run_after={moment!r}: at most {MAX_WAIT.days} days from now.")
     elif isinstance(moment, datetime):
         if timezone.is_naive(moment):
             raise InvalidOption(
                 f"run_after={moment!r} has no time zone: use django.utils.timezone.now() or make_aware(), "
                 "or pass a timedelta."
             )
-        if moment - datetime.now(UTC) > _MAX_WAIT:
-            raise InvalidOption(f"run_after={moment!r}: at most {_MAX_WAIT.days} days from now.")
+        if moment - datetime.now(UTC) > MAX_WAIT:
+            raise InvalidOption(f"run_after={moment!r}: at most {MAX_WAIT.days} days from now.")
     else:
         raise InvalidOption(f"run_after={moment!r}: pass an aware datetime or a timedelta.")
 

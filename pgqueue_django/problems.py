@@ -51,18 +51,18 @@ SEVERITIES: Mapping[Rule, Severity] = {
 
 TEXTS: Mapping[Rule, str] = {
     Rule.UNSERVED: gettext_noop(
-        "Queue %(queue)s: no live worker takes it; its oldest due job has waited for %(seconds)d s."
+        "Queue %(queue)s: no live worker takes it; its oldest due job has waited for %(time)s."
     ),
-    Rule.OLDEST_DUE: gettext_noop("Queue %(queue)s: its oldest due job has waited for %(seconds)d s."),
-    Rule.SCHEDULE_LATE: gettext_noop("Schedule %(schedule)s: its next tick is %(seconds)d s late."),
+    Rule.OLDEST_DUE: gettext_noop("Queue %(queue)s: its oldest due job has waited for %(time)s."),
+    Rule.SCHEDULE_LATE: gettext_noop("Schedule %(schedule)s: its next tick is %(time)s late."),
     Rule.FAILURE_RATE: gettext_noop(
         "Task %(task)s: %(failures)d of %(attempts)d attempts failed in the last %(minutes)d minutes."
     ),
     Rule.LEASES_EXPIRED: gettext_noop(
         "%(leases)d leases expired in the last %(minutes)d minutes: workers die, or cannot renew."
     ),
-    Rule.PAUSED: gettext_noop("Queue %(queue)s: paused for %(seconds)d s, and jobs are due."),
-    Rule.WORKER_LATE: gettext_noop("Worker %(worker)s: no heartbeat for %(seconds)d s; its lease has ended."),
+    Rule.PAUSED: gettext_noop("Queue %(queue)s: paused for %(time)s, and jobs are due."),
+    Rule.WORKER_LATE: gettext_noop("Worker %(worker)s: no heartbeat for %(time)s; its lease has ended."),
     Rule.BLOAT: gettext_noop(
         "The table of jobs: %(dead)d dead rows beside %(live)d live ones, and no vacuum for an hour."
     ),
@@ -75,7 +75,7 @@ class Problem:
 
     rule: Rule
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What ``TEXTS`` has to fill in."""
+    """What ``TEXTS`` has to fill in, but for ``time``: that is ``seconds`` as whoever reads it wants lengths."""
 
     @property
     def severity(self) -> Severity:
@@ -84,7 +84,7 @@ class Problem:
     @property
     def text(self) -> str:
         """In English, for logs and monitors."""
-        return TEXTS[self.rule] % self.facts
+        return TEXTS[self.rule] % {**self.facts, "time": f"{self.facts.get('seconds', 0):.0f} s"}
 
 
 def find(taken: Snapshot, *, max_lag: float | None = None) -> list[Problem]:

@@ -22,6 +22,7 @@ from django.db.models.expressions import RawSQL
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
+from django.utils.formats import number_format
 from django.utils.timezone import get_current_timezone_name
 from django.utils.translation import gettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
@@ -89,7 +90,8 @@ class CopyForm(forms.Form):
         try:
             options.check_run_after(moment)
         except InvalidOption as error:
-            raise ValidationError(str(error)) from error
+            days = number_format(options.MAX_WAIT.days, force_grouping=True)
+            raise ValidationError(gettext("At most %(days)s days from now.") % {"days": days}) from error
         return moment
 
     def clean(self) -> dict[str, Any]:

@@ -127,6 +127,7 @@ class JobChangeList(ChangeList):
     page_links: list[dict[str, str]]
     further_url: str
     """Where the walk goes on that ended before the page was full."""
+    _across: list[int] | None = None
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[str | Combinable]:
         # Not by what ?o= asks for: sortable_by only takes the links away.
@@ -136,12 +137,18 @@ class JobChangeList(ChangeList):
         """What an action may choose of: the selected jobs, or with *select all* those that the list has now."""
         queryset: QuerySet[Job] = super().get_queryset(request, exclude_parameters)
         if request.method == "POST" and request.POST.get("select_across") == "1":
+            queryset = queryset.filter(pk__in=self._all_ids(request))
+        return queryset
+
+    def _all_ids(self, request: HttpRequest) -> list[int]:
+        # Django asks twice: once for the list, once for the action.
+        if self._across is None:
             found = self._walked(request, self._asked(request), None, LISTED, backwards=False)
-            queryset = queryset.filter(pk__in=[row["id"] for row in found.rows])
+            self._across = [row["id"] for row in found.rows]
             if found.ends is not None:
                 text = gettext("%(most)s jobs are the most at one time; the rest was left alone.")
                 self.model_admin.message_user(request, text % {"most": most_listed()}, messages.WARNING)
-        return queryset
+        return self._across
 
     def _asked(self, request: HttpRequest) -> Asked | None:
         """None: nothing can be found, since it cannot be read, or nothing has such a value."""

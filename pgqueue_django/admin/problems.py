@@ -16,7 +16,7 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext, pgettext
 
 from pgqueue_django import failures, problems, snapshot, transitions
-from pgqueue_django.dashboard.wording import length, moment
+from pgqueue_django.dashboard.wording import length, moment, problem_text
 from pgqueue_django.states import State
 
 from . import listing
@@ -62,8 +62,7 @@ class ProblemsPageMixin(JobActionsMixin):
                 "breadcrumbs_listed": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
                 "problems": [
-                    {"severity": one.severity, "text": gettext(problems.TEXTS[one.rule]) % one.facts}
-                    for one in problems.find(snapshot.take(using))
+                    {"severity": one.severity, "text": problem_text(one)} for one in problems.find(snapshot.take(using))
                 ],
                 "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
                 "may_requeue": self._may(request, "requeue"),

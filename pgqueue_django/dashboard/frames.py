@@ -36,7 +36,7 @@ from pgqueue_django.tasks import declared_tasks
 from . import charts, live
 from .charts import Chart, Series
 from .live import Past, Point, Reading, Row, Span, moment
-from .wording import LABELS, length, written
+from .wording import LABELS, length, problem_text, written
 
 WINDOWS = ("live", *live.WINDOWS)
 MAX_QUEUES = 50
@@ -231,7 +231,7 @@ class _Drawing:
             text = gettext("The statistics of this window took too long to read.")
             yield {"severity": "warning", "text": text, "url": ""}
         for one in problems.find(self.taken):
-            text = gettext(problems.TEXTS[one.rule]) % one.facts
+            text = problem_text(one)
             yield {"severity": str(one.severity), "text": text, "url": self._explained(one)}
 
     def _explained(self, problem: problems.Problem) -> str:

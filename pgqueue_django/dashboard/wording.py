@@ -16,6 +16,7 @@ from django.utils.translation import gettext_lazy as _
 from pgqueue_django.exceptions import InvalidSchedule
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import Kind
+from pgqueue_django.problems import TEXTS, Problem
 from pgqueue_django.states import FINISHED, WAITING, State
 
 LABELS = {
@@ -108,3 +109,8 @@ def when(job: Job, now: datetime) -> SafeString:
         return moment(job.finished_at, gettext("%(time)s ago") % {"time": ago(job.finished_at)})
     ready = max(job.run_after, job.enqueued_at)
     return moment(ready, gettext("ready for %(time)s") % {"time": ago(ready)})
+
+
+def problem_text(problem: Problem) -> str:
+    """What is wrong, in the language of who reads it."""
+    return gettext(TEXTS[problem.rule]) % {**problem.facts, "time": length(problem.facts.get("seconds", 0))}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import AbstractBaseUser, Permission, User
 from django.db import connection
 from django.test import Client
+from django.utils import translation
 
 from pgqueue_django import answers
 from pgqueue_django.dashboard import frames
@@ -29,6 +30,13 @@ def no_reading_of_the_test_before() -> None:
     answers.shared.forget()
     answers.pings.forget()
     frames.forget()
+
+
+@pytest.fixture(autouse=True)
+def language_of_the_settings() -> Iterator[None]:
+    """A request leaves its language to the thread: tests without one would go on in it."""
+    yield
+    translation.deactivate()
 
 
 @pytest.fixture

@@ -301,7 +301,7 @@ def test_nobody_looking_is_a_gap_in_what_waited(browser: Browser) -> None:
 
 
 def test_the_largest_queues_have_lines_of_their_own_and_the_rest_one() -> None:
-    waits = [{f"q{number}": 10 - number for number in range(8)}, None, {"q7": 100, "other": 2}]
+    waits = [{f"q{number}": 10 - number for number in range(8)}, None, {"q7": 100, "other": 200}]
     series = list(frames._by_queue(waits))
     assert [(one["key"], one["points"]) for one in series] == [
         ("queue-q7", [3.0, None, 100.0]),
@@ -309,7 +309,7 @@ def test_the_largest_queues_have_lines_of_their_own_and_the_rest_one() -> None:
         ("queue-q1", [9.0, None, 0.0]),
         ("queue-q2", [8.0, None, 0.0]),
         ("queue-q3", [7.0, None, 0.0]),
-        ("other", [15.0, None, 2.0]),
+        ("other", [15.0, None, 200.0]),
     ]
 
 

@@ -247,6 +247,7 @@ def number_of(event: bytes) -> int:
 def test_a_database_that_is_away_is_said_once_and_to_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SECONDS", 0.1)
     monkeypatch.setattr(live.readings, "seconds", 0.0)
+    monkeypatch.setattr(stream, "PING_SECONDS", 0.5)
     settings = connection.settings_dict
 
     async def main() -> None:
@@ -256,6 +257,7 @@ def test_a_database_that_is_away_is_said_once_and_to_whoever_comes(monkeypatch: 
             while not (said := await anext(events)).startswith(b"event: away"):
                 pass
             assert set(json.loads(said.partition(b"data: ")[2])) == {"since"}
+            assert await anext(events) == b": here\n\n"
             async with listening(viewer()) as other:
                 assert await anext(other) == said
             monkeypatch.undo()

@@ -15,26 +15,32 @@ import pytest
 from babel.messages.catalog import Catalog
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po
+from django.contrib.admin import site
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import reverse
 from django.utils import translation
 from ground import catalogs
 from verbs import rows
 
 from doors.conftest import fill, log_in
-from pgqueue_django import answers, audit, queues, schedules, walks
-from pgqueue_django.admin import audit_log, listing
-from pgqueue_django.models import Job, Queue, Schedule, Worker
+from pgqueue_django import answers, audit, problems, queues, redaction, schedules, snapshot, transitions, walks
+from pgqueue_django.admin import audit_log, copies, listing
+from pgqueue_django.admin.actions import VERBS
+from pgqueue_django.dashboard import frames, live, public, related, wording
+from pgqueue_django.models import AuditEntry, Job, Queue, Schedule, Worker
 from pgqueue_django.outcomes import Kind
+from pgqueue_django.problems import Rule, Severity
 from pgqueue_django.states import State
 
 pytestmark = pytest.mark.django_db
 
 ADMIN = "/admin/pgqueue_django/"
 LIST = f"{ADMIN}job/"
+DASHBOARD = f"{LIST}dashboard/"
 TASK = "testproject.shop.tasks.export_sales"
 LATE = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
 
@@ -42,7 +48,7 @@ LATE = datetime(2026, 3, 14, 15, 9, 26, tzinfo=UTC)
 # -- no English is left: every message in a language of our own -----------------------------------------------
 
 # What is shown as it is: names and texts of the project's own, of states in addresses, and of Python.
-DATA = {TASK, "UTC", rows.BOOM.error_type}
+DATA = {TASK, "UTC", rows.BOOM.error_type, rows.BOOM.message}
 
 
 def marked(text: str) -> str:
@@ -84,6 +90,7 @@ class Page(HTMLParser):
     """All that a page shows: its text, and the attributes that are shown or read out."""
 
     SHOWN = ("title", "placeholder", "aria-label")  # and no alt: those of Django's signs are in English
+    UNSEEN = ("script", "style", "pre", "code", "textarea")  # what is preformatted is JSON, and what Python said
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -96,7 +103,8 @@ class Page(HTMLParser):
         known = dict(attrs)
         names = (*self.SHOWN, "value") if known.get("type") == "submit" else self.SHOWN
         self.attributes += [str(known[name]) for name in names if known.get(name)]
-        self._unseen = tag in ("script", "style", "pre")  # what is preformatted is JSON, and what Python said
+        self.attributes += json.loads(known.get("data-words") or "{}").values()  # those of the script
+        self._unseen = tag in self.UNSEEN
 
     def handle_endtag(self, tag: str) -> None:
         self._unseen = False
@@ -115,10 +123,10 @@ def left(text: str) -> list[str]:
     return re.findall(r"[^\W\d_]+", text)
 
 
-def untranslated(answer: HttpResponse) -> list[str]:
-    assert answer.status_code == 200, answer.status_code
+def untranslated(answer: HttpResponse, status: int = 200, shows: str = "Job queue") -> list[str]:
+    assert answer.status_code == status, answer.status_code
     page = Page(answer.content.decode())
-    assert marked("Job queue") in page.text, "the page is in no language of ours"
+    assert marked(shows) in page.text, "the page is in no language of ours"
     return [word for text in (page.text, *page.attributes) for word in left(text)]
 
 
@@ -173,12 +181,40 @@ def test_no_english_is_left_on_the_pages_of_jobs(
         )
     rows.make_job("scheduled", parked=True, **columns)
     for client in (boss, onlooker):
-        searches = [f"{LIST}?q={text}" for text in (job.pk, 0, "queue:x", "x:y", "id:x", "args:1", "key:", "a+" * 11)]
+        texts = (
+            job.pk,
+            0,
+            "queue:x",
+            "x:y",
+            "id:x",
+            "args:1",
+            "args.a:1",
+            "fp:x",
+            "key:",
+            "a+" * 11,
+            "a" * 999,
+            "%00x",
+        )
+        searches = [f"{LIST}?q={text}" for text in texts]
         pages = (LIST, f"{LIST}?state={state}", f"{LIST}{job.pk}/change/", f"{LIST}problems/")
         for url in (*pages, *searches):
             assert untranslated(client.get(url)) == [], url
     for parked in Job.objects.filter(parked_at__isnull=False):
         assert untranslated(boss.get(f"{LIST}{parked.pk}/change/")) == []
+
+
+@pytest.mark.parametrize("state", [None, *State])
+def test_no_english_is_left_on_the_pages_of_a_long_list(
+    marked_language: None, boss: Client, columns: dict[str, Any], state: State | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site._registry[Job], "list_per_page", 1)
+    for _ in range(3):
+        rows.make_job(state or "queued", **columns)
+    first = boss.get(LIST, {"state": state} if state else {})
+    second = boss.get(LIST + first.context["cl"].page_links[-1]["url"])
+    assert len(second.context["cl"].page_links) == 3
+    for answer in (first, second):
+        assert untranslated(answer) == []
 
 
 @pytest.mark.parametrize("state", [None, *State])
@@ -196,18 +232,43 @@ def test_no_english_is_left_where_a_list_is_cut(
     assert untranslated(second) == []
 
 
-@pytest.mark.parametrize("verb", ["requeue", "cancel"])
+def test_no_english_is_left_in_filters(marked_language: None, boss: Client, columns: dict[str, Any]) -> None:
+    rows.make_job("dead", **columns)
+    Worker.objects.create(id="5", name="1", host="2", pid=1, concurrency=8, lease_seconds=30, tasks=[TASK])
+    for name, value in (("queue", 7), ("task", TASK), ("worker", 5), ("error", rows.BOOM.error_type), ("since", "24h")):
+        answer = boss.get(LIST, {name: value})
+        assert len(answer.context["cl"].result_list) == 1, name
+        assert untranslated(answer) == [], name
+
+
+ACTIONS = {
+    "requeue": ("requeue_jobs", "dead"),
+    "run_now": ("run_jobs_now", "scheduled"),
+    "cancel": ("cancel_jobs", "queued"),
+    "delete_finished": ("delete_finished_jobs", "dead"),
+}
+
+
+@pytest.mark.parametrize("verb", ACTIONS)
 def test_no_english_is_left_in_what_actions_say(
     marked_language: None, boss: Client, columns: dict[str, Any], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, *others = [rows.make_job(state, **columns) for state in ("dead", "queued", "running", "failed", "succeeded")]
-    assert untranslated(act(boss, LIST, f"{verb}_jobs", job)) == []
-    assert untranslated(act(boss, LIST, f"{verb}_jobs", job, *others)) == []
-    assert untranslated(boss.post(f"{LIST}{job.pk}/{verb}/", follow=True)) == []
-    assert untranslated(boss.post(f"{LIST}0/{verb}/", follow=True)) == []
-    assert untranslated(boss.get(f"{LIST}{job.pk}/history/")) == []
+    action, state = ACTIONS[verb]
+    job, *others = [rows.make_job(one, **columns) for one in (state, *State)]
+    one, none = (reverse(f"admin:pgqueue_django_job_{verb}", args=[pk]) for pk in (job.pk, 0))
+    assert untranslated(boss.post(one, follow=True)) == []
+    logged = boss.get(f"{LIST}{job.pk}/history/", follow=True)
+    assert (str(VERBS[verb].logged) in logged.content.decode()) == (verb != "delete_finished")
+    assert untranslated(logged) == []
+    assert untranslated(boss.post(none, follow=True)) == []
+    for chosen in ([others[0]], [job, *others]):
+        assert untranslated(act(boss, LIST, action, *chosen)) == []
+    monkeypatch.setattr(site._registry[Job], "list_per_page", 1)
     monkeypatch.setattr(listing, "LISTED", 2)
-    assert untranslated(act(boss, LIST, f"{verb}_jobs", job, *others)) == []
+    data = {"select_across": "1", "action": action, "_selected_action": [others[0].pk], "index": "0"}
+    answer = boss.post(LIST, data, follow=True)
+    assert len(answer.context["messages"]) == 2
+    assert untranslated(answer) == []
 
 
 def test_no_english_is_left_on_the_pages_of_workers_and_queues(marked_language: None, boss: Client) -> None:
@@ -245,6 +306,10 @@ def schedule_form(**changes: Any) -> dict[str, Any]:
         ({"line": "1 2 3"}, set()),
         ({"line": "R * * * *"}, {"R", "H"}),
         ({"line": "? 1 2 3 ü"}, {"ü"}),
+        ({"line": "0 ü * * *"}, {"ü"}),
+        ({"line": "0 0 ü * *"}, {"ü"}),
+        ({"line": "0 0 * ü *"}, {"ü"}),
+        ({"line": "0 0 * * * ü"}, {"ü"}),
         ({"line": "0 0 30 2 *"}, set()),
         ({"line": "1" * 300}, set()),
         ({"zone": "/"}, set()),
@@ -252,6 +317,7 @@ def schedule_form(**changes: Any) -> dict[str, Any]:
         ({"args": "{}"}, set()),
         ({"args": "["}, set()),
         ({"task": "os.system"}, {"os", "system"}),
+        ({"task": "nowhere.nothing"}, {"nowhere", "nothing"}),
         ({"task": "testproject.shop.tasks.nothing"}, {"testproject", "shop", "tasks", "nothing"}),
         ({"kwargs": '{"1": 1}'}, set()),
     ],
@@ -262,19 +328,6 @@ def test_no_english_is_left_in_what_is_wrong_with_a_schedule(
     answer = boss.post(f"{ADMIN}schedule/add/", schedule_form(**changes))
     assert answer.context["errors"]
     assert set(untranslated(answer)) <= foreign
-
-
-def test_no_english_is_left_in_the_audit_log(
-    marked_language: None, boss: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert untranslated(boss.get(f"{ADMIN}auditentry/")) == []
-    for action in audit_log.ACTIONS:
-        audit.Trail("default", actor=TASK, action=action, target=TASK, reason=TASK).add(1)
-    monkeypatch.setattr(audit_log, "LOOKED_AT", 1)
-    for query in ("", "?q=x", "?action=cancel", "?before=999999999"):
-        answer = boss.get(f"{ADMIN}auditentry/{query}")
-        assert untranslated(answer) == [], query
-        assert bool(answer.context["cl"].limit_note) == (query[:2] in ("?q", "?a"))
 
 
 def test_no_english_is_left_on_the_pages_of_schedules(marked_language: None, boss: Client) -> None:
@@ -290,6 +343,288 @@ def test_no_english_is_left_on_the_pages_of_schedules(marked_language: None, bos
     assert untranslated(act(boss, f"{ADMIN}schedule/", "enable_schedules", row)) == []
     for url in ("", f"{row.pk}/change/", f"{row.pk}/history/"):
         assert untranslated(boss.get(f"{ADMIN}schedule/{url}")) == [], url
+
+
+LONG = "x" * 20_000
+TRACEBACK = """Traceback (most recent call last):
+  File "/srv/shop/tasks.py", line 41, in charge
+    card.pay()
+  File "/usr/lib/python3.13/http/client.py", line 9, in request
+    self.send()
+ValueError: 3
+"""
+
+
+def write(job: Job, **columns: Any) -> None:
+    """What no verb writes."""
+    with connection.cursor() as cursor:
+        for name, value in columns.items():
+            cursor.execute(f"UPDATE pgqueue_job SET {name} = %s WHERE id = %s", [value, job.pk])
+
+
+def test_no_english_is_left_in_what_is_to_be_known_of_a_job(
+    marked_language: None,
+    boss: Client,
+    onlooker: Client,
+    columns: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, expired, cancelled = (rows.make_job(state, **columns) for state in ("dead", "running", "running"))
+    entry = {"worker": "5", "started_at": str(LATE), "ended_at": str(LATE + timedelta(seconds=5)), "kind": "error"}
+    failures = [{**entry, "attempt": n, "traceback": TRACEBACK} for n in (1, 2, 30, 31)]
+    write(job, history=json.dumps(failures), args=json.dumps([LONG]))
+    rows.move_clock(expired.pk, "lease_expires_at", -1)
+    transitions.cancel(rows.DB, [cancelled.pk])
+    original = rows.make_job("succeeded", **columns)
+    for _ in range(related.MAX_COPIES + 1):
+        made = transitions.copy(rows.DB, rows.new(task=TASK, queue_name="7"), original.pk)
+    lost = rows.make_job("running", **columns)
+    write(lost, copy_of=2**40, history=json.dumps([{}]))
+    pages = [job.pk, expired.pk, cancelled.pk, original.pk, made.id, lost.pk]
+    for client in (boss, onlooker):
+        for pk in pages:
+            assert untranslated(client.get(f"{LIST}{pk}/change/")) == [], pk
+    Worker.objects.create(id="9", name="9", host="9", pid=1, concurrency=1, lease_seconds=30)
+    monkeypatch.setattr(snapshot, "CAP", 1)
+    for url in (*(f"{LIST}{pk}/change/" for pk in pages), f"{LIST}problems/"):
+        assert untranslated(boss.get(url)) == [], url
+
+
+def test_no_english_is_left_in_a_copy_with_changes(
+    marked_language: None, boss: Client, columns: dict[str, Any]
+) -> None:
+    job, done = rows.make_job("queued", **columns), rows.make_job("succeeded", **columns)
+    url, words = f"{LIST}{job.pk}/copy/", {"export", "id", "int", "dict", "str"}  # its signature
+    assert set(untranslated(boss.get(url))) == words
+    assert set(untranslated(boss.get(f"{LIST}{done.pk}/copy/"))) == words
+    right = {"args": "[7]", "kwargs": "{}", "queue_name": "7", "priority": "0", "run_after": "", "token": "1"}
+    wrong: list[dict[str, str]] = [
+        {"args": "{}", "kwargs": "[]", "queue_name": "?", "priority": "1000", "run_after_0": "9999-01-01"},
+        {"args": "", "kwargs": "", "queue_name": "", "priority": "?", "run_after": "?", "token": ""},
+        {"args": "["},
+        {"args": "[1, 2, 3]"},
+        {"run_after": "9999-01-01 00:00"},
+        {"run_after": "2999-01-01 00:00"},
+    ]
+    for changes in wrong:
+        answer = boss.post(url, {**right, **changes})
+        assert answer.context["form"].errors, changes
+        assert set(untranslated(answer)) == words, changes
+    for _ in range(2):
+        made = boss.post(url, right, follow=True)
+        assert len(made.context["messages"]) == 1
+        (key,) = Job.objects.filter(pk=made.context["number"]).values_list("idempotency_key", flat=True)
+        assert untranslated(made) == re.findall("[a-z]+", key)
+    assert untranslated(boss.get(f"{LIST}{job.pk}/history/")) == []
+    assert untranslated(boss.get(f"{LIST}{made.context['number']}/history/")) == []
+    write(job, args=json.dumps(["x" * (copies.MAX_EDITED + 1)]))
+    assert untranslated(boss.get(url, follow=True)) == []
+
+
+def test_no_english_is_left_in_the_audit_log(
+    marked_language: None, boss: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = f"{ADMIN}auditentry/"
+    assert untranslated(boss.get(log)) == []
+    for action in audit_log.ACTIONS:
+        audit.Trail(rows.DB, actor="1", action=action, target="2", reason="3").add(1, 2)
+    monkeypatch.setattr(site._registry[AuditEntry], "list_per_page", 2)
+    first = boss.get(log)
+    monkeypatch.setattr(audit_log, "LOOKED_AT", 3)
+    found, none = boss.get(log, {"q": "1"}), boss.get(log, {"q": "?"})
+    assert none.context["cl"].limit_note
+    second = boss.get(log + first.context["cl"].older_url)
+    assert second.context["cl"].newest_url
+    for answer in (first, found, none, second, boss.get(log, {"action": "prune"})):
+        assert untranslated(answer) == []
+
+
+# -- the dashboard and the status page
+
+# What is no text in a frame, by its name; "p50" and "p95" are names of lines.
+NO_TEXT = {"key", "url", "class", "at", "until", "taken_at", "ends_at", "window", "scale", "severity", "code", "fields"}
+NO_TEXT |= {"path", "box", "grid"}
+SIGNS = {"p50", "p95", "/s"}
+
+
+def texts(frame: Any) -> Iterator[str]:
+    if isinstance(frame, dict):
+        for name, value in frame.items():
+            if name not in NO_TEXT:
+                yield from texts(value)
+    elif isinstance(frame, list):
+        for value in frame:
+            yield from texts(value)
+    elif isinstance(frame, str):
+        yield frame
+
+
+def seen_and_sent(client: Client, window: str = "live") -> list[str]:
+    """What is not translated on the dashboard's page and in the frame that its script asks for."""
+    frames.forget()
+    query = f"?window={window}"
+    found = untranslated(client.get(f"{DASHBOARD}{query}"))
+    content = client.get(f"{DASHBOARD}frame.json{query}").json()
+    said = list(texts(content))
+    assert len(said) > 30
+    return [word for word in found + [word for text in said for word in left(text)] if word not in ("p", "s")]
+
+
+@pytest.fixture
+def busy(columns: dict[str, Any]) -> None:
+    """Something of all that the dashboard can tell."""
+    for state in State:
+        rows.make_job(state, label="=", **columns)
+    for left_seconds in (-5, 3, 1000):
+        job = rows.make_job("running", **columns)
+        rows.move_clock(job.pk, "lease_expires_at", left_seconds)
+        write(job, progress=json.dumps({"fraction": 0.5, "message": "="}))
+    rows.make_job("retrying", queue_name="8", task=TASK, due=True)
+    late = rows.make_job(queue_name="9", task=TASK)
+    rows.move_clock(late.pk, "run_after", -10_000)
+    rows.move_clock(rows.make_job(queue_name="10", task=TASK).pk, "run_after", -10_000)
+    made = {"host": "2", "pid": 12345, "concurrency": 8, "lease_seconds": 30}
+    Worker.objects.create(id="5", name="1", queues=["7"], memory_bytes=10**8, skew_seconds=-5.25, version="0", **made)
+    Worker.objects.create(id="6", name="2", **made)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_worker SET heartbeat_at = heartbeat_at - interval '100 s' WHERE id = '6'")
+    for name, until in (("9", None), ("11", timedelta(hours=1))):
+        queues.pause(rows.DB, name, reason="=", actor="1", until=until)
+    plan = {"task": TASK, "line": "0 3 * * *", "args": [], "kwargs": {}, "next_at": rows.database_now()}
+    Schedule.objects.create(name="1", last_fired_at=LATE, last_job_id=late.pk, skip_next=True, **plan)
+    Schedule.objects.create(name="2", is_enabled=False, **plan)
+    Schedule.objects.create(name="3", error="?", **{**plan, "next_at": LATE})
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("window", frames.WINDOWS)
+def test_no_english_is_left_on_the_dashboard(
+    marked_language: None, boss: Client, person: Callable[..., User], busy: None, window: str
+) -> None:
+    seen = ("view_dashboard", "view_job", "view_queue", "view_worker", "view_schedule")
+    viewer = person(*seen)
+    viewer.username = "3"
+    viewer.save()
+    for client in (boss, log_in(viewer)):
+        assert seen_and_sent(client, window) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_english_is_left_where_the_dashboard_has_no_more_room(
+    marked_language: None, boss: Client, busy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "MAX_QUEUES", 1)
+    monkeypatch.setattr(frames, "MAX_SERIES", 1)
+    fill(running=live.MAX_RUNNING + 1)
+    Job.objects.filter(task__startswith="shop").update(task=TASK, queue_name="7", worker_id="5")
+    made = {"host": "2", "pid": 1, "concurrency": 8, "lease_seconds": 30}
+    Worker.objects.bulk_create(Worker(id=f"{n}", name=f"{n}", **made) for n in range(100, 101 + live.MAX_WORKERS))
+    assert seen_and_sent(boss) == []
+    monkeypatch.setattr(snapshot, "CAP", 1)
+    assert seen_and_sent(boss) == []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_count (queue_name, state, jobs, counted_at) "
+            "VALUES ('7', 'queued', 1000, statement_timestamp())"
+        )
+    assert seen_and_sent(boss) == []
+    monkeypatch.setattr(live.pasts["hour"], "reading", silent)
+    assert seen_and_sent(boss, "hour") == []
+
+
+def silent(*_: Any) -> Any:
+    raise answers.Unanswered("no answer")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_english_is_left_where_there_is_nothing_yet(marked_language: None, boss: Client) -> None:
+    assert seen_and_sent(boss) == []
+    Worker.objects.create(id="1", name="1", host="2", pid=1, concurrency=8, lease_seconds=30)
+    assert seen_and_sent(boss) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_english_is_left_in_what_the_buttons_of_the_dashboard_say(
+    marked_language: None, boss: Client, columns: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "LISTED", 1)
+    for state in ("dead", "dead", "scheduled", "running"):
+        rows.make_job(state, **columns)
+    jobs = {job.state: job.pk for job in Job.objects.all()}
+    plan = {"task": TASK, "line": "0 3 * * *", "args": [7], "kwargs": {}, "next_at": rows.database_now()}
+    schedule = Schedule.objects.create(name="1", **plan).pk
+    broken = Schedule.objects.create(name="2", is_enabled=False, **{**plan, "line": "1 2 3"}).pk
+    for verb, fields in (
+        *[(verb, {"queue": "7"}) for verb in ("pause", "resume", "resume", "requeue_dead")],
+        *[("requeue", {"job": job}) for job in (jobs["dead"], jobs["dead"], 0)],
+        *[("run_now", {"job": jobs["scheduled"]}), ("cancel", {"job": jobs["running"]})],
+        *[(f"{verb}_schedule", {"schedule": schedule}) for verb in ("run", "skip", "skip", "disable", "enable")],
+        *[("enable_schedule", {"schedule": pk}) for pk in (schedule, broken, 0)],
+    ):
+        answer = boss.post(f"{DASHBOARD}{verb.replace('_', '-')}/", fields, follow=True)
+        assert answer.context["messages"], verb
+        assert [word for word in untranslated(answer) if word not in ("p", "s", "reports")] == [], verb
+    for url in (f"job/{jobs['dead']}", f"schedule/{schedule}"):
+        assert untranslated(boss.get(f"{ADMIN}{url}/history/")) == [], url
+
+
+def test_no_english_is_left_in_how_it_works_but_the_names_of_the_verbs(marked_language: None, boss: Client) -> None:
+    verbs = {"enqueue", "promote", "claim", "heartbeat", "settle", "release", "reap", "cancel", "requeue", "prune"}
+    assert set(untranslated(boss.get(f"{DASHBOARD}how/"))) == {*verbs, "run", "now"}
+
+
+@pytest.mark.parametrize("why", ["OperationalError: gone", "ProgrammingError: no table"])
+def test_no_english_is_left_where_the_dashboard_has_no_database(
+    marked_language: None, boss: Client, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    def reading(*_: Any) -> Any:
+        raise answers.Unanswered(why)
+
+    monkeypatch.setattr(answers.pings, "reading", reading)
+    assert untranslated(boss.get(DASHBOARD), 503, "Queue dashboard") == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_no_english_is_left_on_the_status_page(
+    marked_language: None, busy: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A task goes by its own name, and a worker by a number of its own.
+    names = {"export", "sales", *re.findall("[a-z]+", "".join(redaction.worker(id) for id in ("5", "6")))}
+
+    def words(status: int = 200) -> set[str]:
+        public.shared.forget()
+        return set(untranslated(Client().get("/status/"), status, "Status of the job queue"))
+
+    monkeypatch.setattr(public, "MAX_QUEUES", 1)
+    assert words() == names
+    Worker.objects.all().delete()
+    assert words() == {"export", "sales"}
+    with connection.cursor() as cursor:
+        cursor.execute("TRUNCATE pgqueue_job, pgqueue_stat, pgqueue_count, pgqueue_queue")
+    assert words() == set()
+    monkeypatch.setattr(public.shared, "reading", silent)
+    assert words(503) == set()
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.django_db(transaction=True)
+def test_no_english_is_left_in_what_is_wrong(
+    marked_language: None, boss: Client, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = re.findall(r"%\((\w+)\)", problems.TEXTS[rule])
+    found = [problems.Problem(rule, dict.fromkeys([*names, "seconds"], 7))]
+    monkeypatch.setattr(problems, "find", lambda taken: found)
+    answers.shared.forget()
+    assert untranslated(boss.get(f"{LIST}problems/")) == []
+    assert seen_and_sent(boss) == []
+    assert wording.problem_text(found[0]) in boss.get(DASHBOARD).content.decode()
+
+
+@pytest.mark.parametrize("severity", [None, *Severity])
+def test_no_english_is_left_in_what_is_told_to_everybody(marked_language: None, severity: Severity | None) -> None:
+    told = tuple(public.Told(rule, "7", 100.0) for rule in public._TEXTS) if severity else ()
+    seen = public.Status(LATE, severity, told, 1, 8, 1, (), (), ())
+    assert untranslated(public.page(seen), shows="Status of the job queue") == []
 
 
 def test_no_english_is_left_in_why_the_metrics_are_closed(marked_language: None, onlooker: Client) -> None:
@@ -400,7 +735,7 @@ def test_names_that_are_numbers_are_written_without_separators(
 @pytest.mark.django_db(transaction=True)
 def test_the_metrics_are_the_same_in_each_language(columns: dict[str, Any], settings: Any) -> None:
     settings.PGQUEUE = {"METRICS_PUBLIC": True}
-    fill(queued=1234)
+    fill(queued=3 * 1234)  # in three queues
     plain = Client().get("/pgqueue/metrics").content
     assert b"1234.0" in plain
     settings.USE_THOUSAND_SEPARATOR = True

@@ -65,8 +65,9 @@ def test_pages_scan_no_table_and_ask_as_much_as_with_few(browser: Callable[..., 
             for sql, found in plans(queries):
                 assert "Seq Scan on pgqueue_job" not in found or jobs == 2_000, (name, sql, found)
     for name, numbers in asked.items():
-        # A list that is all on one page is not counted: a savepoint, its settings, the count, back, and released.
-        assert max(numbers) - min(numbers) in (0, 5), (name, numbers)
+        # A list that is all on one page is not counted (a savepoint, its settings, the count, back, and released), and
+        # of an empty one no rows are read.
+        assert max(numbers) - min(numbers) in (0, 1, 5, 6), (name, numbers)
 
 
 def _more(jobs: int) -> None:

@@ -77,6 +77,9 @@ def test_the_dark_theme_has_the_colours_that_django_would_have(root: Client) -> 
     with open(path) as file:
         own = file.read()
     dark = own[own.index("html.dark") :]
-    with open(finders.find("pgqueue_django/admin.css")) as file:
-        asked = set(re.findall(r"var\((--[a-z-]+)", file.read()))
+    asked = set()
+    for name in ("admin", "dashboard"):
+        with open(finders.find(f"pgqueue_django/{name}.css")) as file:
+            asked |= set(re.findall(r"var\((--[a-z-]+), #", file.read()))
+    assert "color-scheme: dark" in dark
     assert asked - set(re.findall(r"(--[a-z-]+):", dark)) == set()
