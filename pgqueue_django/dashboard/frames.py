@@ -35,7 +35,7 @@ from pgqueue_django.tasks import declared_tasks
 
 from . import charts, live
 from .charts import Chart, Series
-from .live import Past, Point, Reading, Row, Span, moment
+from .live import Past, Point, Reading, Records, Row, Span, moment
 from .wording import LABELS, length, problem_text, written
 
 WINDOWS = ("live", *live.WINDOWS)
@@ -91,7 +91,7 @@ class Frame:
 
 _process = uuid.uuid4().hex[:12]  # another process counts its own readings
 _lock = threading.Lock()
-_kept: OrderedDict[Viewer, tuple[tuple[int, int], Frame]] = OrderedDict()
+_kept: OrderedDict[Viewer, tuple[tuple[int, int, int], Frame]] = OrderedDict()
 
 
 def frame(viewer: Viewer, until: float | None = None) -> Frame:
@@ -107,11 +107,14 @@ def of(viewer: Viewer, reading: Reading, until: float | None = None) -> Frame:
         # The queue has answered: without its past the page is the same but for the charts.
         with contextlib.suppress(Unanswered):
             past = live.pasts[viewer.window].reading(until)
-    which = reading.number, past.number if past else 0
+    records: Records | None = None
+    with contextlib.suppress(Unanswered):
+        records = live.records[viewer.window].reading(until)
+    which = reading.number, past.number if past else 0, records.number if records else 0
     with _lock:
         found = _kept.get(viewer)
         if found is None or found[0] != which:
-            found = which, _made(viewer, reading, past)
+            found = which, _made(viewer, reading, past, records)
             _kept[viewer] = found
         _kept.move_to_end(viewer)
         while len(_kept) > MAX_KEPT:
@@ -126,12 +129,13 @@ def forget() -> None:
         _kept.clear()
 
 
-def _made(viewer: Viewer, reading: Reading, past: Past | None) -> Frame:
+def _made(viewer: Viewer, reading: Reading, past: Past | None, records: Records | None) -> Frame:
     with translation.override(viewer.language), timezone.override(viewer.zone), _mounted(viewer):
-        content = _Drawing(viewer, reading, past).content()
+        content = _Drawing(viewer, reading, past, records).content()
     # Plain SQL can write what UTF-8 has no bytes for; JSON has.
     body = json.dumps(content, separators=(",", ":")).encode()
-    return Frame(body, f'"{_process}-{reading.number}-{past.number if past else 0}-{viewer.mark}"')
+    numbers = reading.number, past.number if past else 0, records.number if records else 0
+    return Frame(body, f'"{_process}-{"-".join(map(str, numbers))}-{viewer.mark}"')
 
 
 @contextlib.contextmanager
@@ -161,6 +165,12 @@ def _rate(number: float) -> str:
     return number_format(round(number, 1 if number < 100 else 0), 1 if number < 100 else 0, force_grouping=True)
 
 
+def _both(counts: Sequence[float]) -> str:
+    """Half of them took at most so long, and 95 of 100."""
+    both = [stats.quantile(counts, share) for share in (0.5, 0.95)]
+    return " · ".join("-" if one is None else charts.measured(one, length(one)) for one in both)
+
+
 def _rounded(number: float | None) -> float | None:
     return None if number is None else float(f"{number:.4g}")
 
@@ -168,12 +178,13 @@ def _rounded(number: float | None) -> float | None:
 class _Drawing:
     """One frame, while it is made."""
 
-    def __init__(self, viewer: Viewer, reading: Reading, past: Past | None) -> None:
+    def __init__(self, viewer: Viewer, reading: Reading, past: Past | None, records: Records | None) -> None:
         self.viewer = viewer
         self.reading = reading
         self.taken = reading.taken
         self.now = reading.now
         self.past = past
+        self.records = records
         self._urls: dict[str, str] = {}
         self.lists_url = self._url("job_changelist") if viewer.may("view_job") else ""
         self.workers_url = self._url("worker_changelist") if viewer.may("view_worker") else ""
@@ -282,9 +293,7 @@ class _Drawing:
             ("pickup", gettext("Pickup p50 · p95"), lengths.pickups, State.QUEUED),
             ("run", gettext("Run p50 · p95"), lengths.runs, State.RUNNING),
         ):
-            both = [stats.quantile(counts, share) for share in (0.5, 0.95)]
-            text = " · ".join("-" if one is None else charts.measured(one, length(one)) for one in both)
-            yield self._tile(key, label, text, note, self._jobs(state))
+            yield self._tile(key, label, _both(counts), note, self._jobs(state))
         yield self._waiting()
         queue = max(self.taken.oldest_due, key=lambda name: self.taken.oldest_due[name], default=None)
         oldest = "-" if queue is None else length(self.taken.oldest_due[queue])
@@ -393,12 +402,50 @@ class _Drawing:
         if self.viewer.may("view_worker"):
             yield self._workers()
         if self.viewer.may("view_job"):
+            yield self._tasks()
             yield self._running()
             yield self._retrying()
             yield self._broken(State.DEAD)
             yield self._broken(State.FAILED)
         if self.viewer.may("view_schedule"):
             yield self._schedules()
+
+    def _tasks(self) -> dict[str, Any] | None:
+        """What became of each task's attempts in the window, those with the most first."""
+        if self.records is None:
+            return None
+        rows = []
+        for one in self.records.tasks:
+            failed = _count(one.failed)
+            if one.failed:
+                share = number_format(100 * one.failed / (one.done + one.failed), 1)
+                failed += f" ({gettext('%(percent)s%%') % {'percent': share}})"
+            url = f"{self.lists_url}?{urlencode({'task': one.task})}" if self.lists_url else ""
+            cells = [
+                _cell(one.task, url=url),
+                _cell(_count(one.done)),
+                _cell(failed, **({"class": "pgq-failed"} if one.failed else {})),
+                _cell(_both(one.pickups)),
+                _cell(_both(one.runs)),
+            ]
+            rows.append({"key": one.task, "class": "", "cells": cells})
+        notes = [gettext("last %(time)s") % {"time": length(self.records.seconds)}]
+        if self.records.is_cut:
+            notes.append(gettext("of the newest part: there is too much"))
+        return _table(
+            "tasks",
+            pgettext("queue", "Tasks"),
+            [
+                ("task", pgettext("queue", "Task")),
+                ("done", pgettext("queue", "Done")),
+                ("failed", pgettext("queue", "Failed")),
+                ("pickup", gettext("Pickup p50 · p95")),
+                ("run", gettext("Run p50 · p95")),
+            ],
+            rows,
+            gettext("No attempt has ended."),
+            ", ".join(notes),
+        )
 
     def _queues(self) -> dict[str, Any]:
         pauses = {row["name"]: row for row in self.reading.rows("pause")}

@@ -486,6 +486,71 @@ class _Window:
         return now, spans
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the attempts of one task ended in within a window, and how long they took."""
+
+    task: str
+    done: float
+    failed: float
+    pickups: Counts
+    runs: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Of the tasks with the most attempts, those first."""
+
+    number: int
+    seconds: int
+    """What they look back on."""
+    tasks: tuple[Record, ...]
+    is_cut: bool
+    """Of the window only the newest part was read: there is too much."""
+
+
+RECORD_SECONDS: Mapping[str, int] = {
+    "live": snapshot.RECENT_SECONDS,
+    **{name: length.seconds_per_point * length.points for name, length in WINDOWS.items()},
+}
+MAX_RECORDS = 50
+_RECORDS = f"""
+WITH since AS (
+    SELECT date_trunc('minute', statement_timestamp() - make_interval(secs => %(seconds)s), 'UTC') AS at
+), now_kept AS MATERIALIZED (
+    SELECT * FROM pgqueue_stat WHERE minute >= (SELECT at FROM since) ORDER BY minute DESC LIMIT {MAX_MINUTE_ROWS}
+), minutes AS MATERIALIZED (
+    SELECT * FROM pgqueue_stat_history WHERE seconds = 60 AND begin >= (SELECT at FROM since)
+    ORDER BY seconds DESC, begin DESC LIMIT {MAX_MINUTE_ROWS}
+), hours AS MATERIALIZED (
+    SELECT * FROM pgqueue_stat_history WHERE seconds = 3600 AND begin >= (SELECT at FROM since)
+    ORDER BY seconds DESC, begin DESC LIMIT {MAX_MINUTE_ROWS}
+), part AS (
+    SELECT task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM now_kept
+    UNION ALL SELECT task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM minutes
+    UNION ALL SELECT task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM hours
+), record AS (
+    SELECT jsonb_build_array(task, {_SUMS}) AS sums, sum(succeeded + retried + failed + dead) AS attempts, task
+    FROM part GROUP BY task ORDER BY attempts DESC, task LIMIT {MAX_RECORDS}
+)
+SELECT jsonb_build_array(
+    (SELECT jsonb_agg(sums ORDER BY attempts DESC, task) FROM record),
+    GREATEST((SELECT count(*) FROM now_kept), (SELECT count(*) FROM minutes), (SELECT count(*) FROM hours))
+)::text
+"""
+
+
+def _take_records(using: str, seconds: int) -> Records:
+    with index_walks(using) as cursor:
+        cursor.execute(_RECORDS, {"seconds": seconds})
+        rows, most = json.loads(cursor.fetchone()[0])
+    tasks = [
+        Record(task, int(done), int(failed), *(tuple(n or 0 for n in counts) for counts in (pickups, runs)))
+        for task, done, failed, pickups, runs in rows or ()
+    ]
+    return Records(next(_numbers), seconds, tuple(tasks), most >= MAX_MINUTE_ROWS)
+
+
 _watch = _Watch()
 _windows = {name: _Window(length) for name, length in WINDOWS.items()}
 readings: Shared[Reading] = Shared(lambda using: _watch.take(using), SHARED_SECONDS)
@@ -504,6 +569,14 @@ def _sharing(name: str) -> Shared[Past]:
 pasts: Mapping[str, Shared[Past]] = {name: _sharing(name) for name in WINDOWS}
 
 
+def _recording(name: str) -> Shared[Records]:
+    seconds = WINDOWS[name].shared_seconds if name in WINDOWS else WINDOWS["hour"].shared_seconds
+    return Shared(lambda using: _take_records(using, RECORD_SECONDS[name]), seconds)
+
+
+records: Mapping[str, Shared[Records]] = {name: _recording(name) for name in RECORD_SECONDS}
+
+
 def forget() -> None:
     """For tests: nothing was seen yet."""
     global _watch
@@ -512,3 +585,5 @@ def forget() -> None:
     for name, length in WINDOWS.items():
         _windows[name] = _Window(length)
         pasts[name].forget()
+    for one in records.values():
+        one.forget()

@@ -115,7 +115,7 @@ def test_who_may_look(who: str, person: Callable[..., User]) -> None:
 TABLES = {
     "view_worker": ["queues", "workers"],
     "view_schedule": ["queues", "schedules"],
-    "view_job": ["queues", "running", "retrying", "dead", "failed"],
+    "view_job": ["queues", "tasks", "running", "retrying", "dead", "failed"],
     "view_queue": ["queues"],
 }
 
@@ -239,6 +239,26 @@ def urls_in(content: Any) -> set[str]:
         return set()
     own = {content["url"]} if content.get("url") and "fields" not in content else set()
     return own | {url for one in content.values() for url in urls_in(one)}
+
+
+@pytest.mark.parametrize("query", ["", "?window=hour", "?window=week"])
+def test_each_task_has_its_failures_and_how_long_it_takes(query: str, browser: Browser) -> None:
+    with connection.cursor() as cursor:
+        stats.add(cursor, "w", [
+            *[stats.Sample("mail", "shop.charge", State.SUCCEEDED, 0.003, 0.2)] * 6,
+            *[stats.Sample("mail", "shop.charge", State.RETRYING, 0.003, 0.2)] * 2,
+            stats.Sample("mail", "shop.ship", State.SUCCEEDED, None, 40.0),
+        ])  # fmt: skip
+    rows_of = cells(frame(browser("view_dashboard", "view_job"), query), "tasks")
+    assert [(row["task"]["text"], row["done"]["text"], row["failed"]["text"]) for row in rows_of] == [
+        ("shop.charge", "6", "2 (25.0%)"), ("shop.ship", "1", "0"),
+    ]  # fmt: skip
+    assert rows_of[0]["task"]["url"].endswith("/job/?task=shop.charge")
+    assert rows_of[0]["failed"]["class"] == "pgq-failed"
+    assert "class" not in rows_of[1]["failed"]
+    assert re.fullmatch(r"\S+ ms · \S+ ms", rows_of[0]["pickup"]["text"]), rows_of
+    assert rows_of[1]["pickup"]["text"] == "- · -"
+    assert re.fullmatch(r"\S+ s · \S+ s", rows_of[1]["run"]["text"]), rows_of
 
 
 def test_every_link_leads_somewhere(browser: Browser, settings: Any) -> None:

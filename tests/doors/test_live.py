@@ -483,6 +483,46 @@ def test_a_window_walks_the_index_of_the_history(window: str, history: None) -> 
         assert f"Index Cond: ((seconds = {seconds}) AND (begin >= " in text, text
 
 
+# -- each task by itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", live.RECORD_SECONDS)
+def test_records_of_tasks_are_what_the_tables_have_of_them(window: str, history: None) -> None:
+    taken = live._take_records(DB, live.RECORD_SECONDS[window])
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT task, sum(succeeded), sum(failed), sum(pickup_counts[1]), sum(run_counts[16]) FROM ("
+            "SELECT minute AS begin, task, succeeded, failed, pickup_counts, run_counts FROM pgqueue_stat UNION ALL "
+            "SELECT begin, task, succeeded, failed, pickup_counts, run_counts FROM pgqueue_stat_history) AS tables "
+            "WHERE begin >= date_trunc('minute', statement_timestamp() - make_interval(secs => %s), 'UTC') "
+            "GROUP BY task ORDER BY sum(succeeded + failed) DESC, task",
+            [live.RECORD_SECONDS[window]],
+        )
+        expected = [tuple(row) for row in cursor.fetchall()]
+    assert [(one.task, one.done, one.failed, one.pickups[0], one.runs[15]) for one in taken.tasks] == expected
+    assert len(expected) == 4 or window in ("live", "hour")
+    assert not taken.is_cut
+
+
+def test_of_very_many_records_the_newest_are_read_and_that_is_said(
+    history: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_RECORDS", live._RECORDS.replace(str(live.MAX_MINUTE_ROWS), "10"))
+    monkeypatch.setattr(live, "MAX_MINUTE_ROWS", 10)
+    taken = live._take_records(DB, live.RECORD_SECONDS["week"])
+    assert taken.is_cut
+    assert sum(one.failed for one in taken.tasks) == 20  # ten minutes, ten hours, one each
+
+
+@pytest.mark.parametrize("window", live.RECORD_SECONDS)
+def test_records_walk_the_index_of_the_history(window: str, history: None) -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(snapshot._PLANNING, ["10s"])
+        cursor.execute("ANALYZE pgqueue_stat_history")
+        text = plan(live._RECORDS, {"seconds": live.RECORD_SECONDS[window]})
+    assert "Seq Scan on pgqueue_stat_history" not in text, text
+
+
 @given(counts=st.lists(st.integers(0, 1000), min_size=16, max_size=16), share=st.floats(0, 1))
 def test_a_quantile_is_in_the_bucket_that_it_falls_into(counts: list[int], share: float) -> None:
     found = stats.quantile(counts, share)
