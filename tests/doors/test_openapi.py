@@ -141,7 +141,7 @@ LIMITS = [
     (set(NEW_JOB), set(enqueueing.FIELDS)),
     ((NEW_JOB["priority"]["minimum"], NEW_JOB["priority"]["maximum"]), (-options.MAX_PRIORITY, options.MAX_PRIORITY)),
     (NEW_JOB["max_attempts"]["maximum"], options._MAX_INT),
-    (NEW_JOB["delay_seconds"]["maximum"], options._MAX_WAIT.total_seconds()),
+    (NEW_JOB["delay_seconds"]["maximum"], options.MAX_WAIT.total_seconds()),
     (_body("/jobs:batch")["properties"]["jobs"]["maxItems"], enqueueing.MAX_BATCH),
     (_parameters("/jobs")["limit"]["maximum"], views._MAX_LIMIT),
     (_parameters("/jobs")["limit"]["default"], views._LIMIT),
@@ -177,7 +177,7 @@ def test_numbers_in_its_sentences_are_those_of_the_code() -> None:
         ("paths", "/jobs:batch", "post", "summary"): f"{enqueueing.MAX_BATCH:,}",
         ("components", "responses", "TooLarge", "description"): f"{reading.MAX_BYTES:,}",
         ("components", "responses", "BadRequest", "description"): f"{reading.MAX_DEPTH} levels",
-        ("components", "schemas", "NewJob", "properties", "run_after", "description"): f"{options._MAX_WAIT.days:,}",
+        ("components", "schemas", "NewJob", "properties", "run_after", "description"): f"{options.MAX_WAIT.days:,}",
     }
     for steps, number in said.items():
         one: Any = DOCUMENT
