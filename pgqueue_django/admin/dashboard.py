@@ -108,6 +108,7 @@ class DashboardPageMixin(JobActionsMixin):
         inside = self.admin_site.admin_view(view)
 
         # Who it is, is found out below: a middleware that wants a login would ask the database first.
+        @answers.in_no_transaction
         @login_not_required
         @wraps(view)
         def ask_first(request: HttpRequest) -> HttpResponseBase:

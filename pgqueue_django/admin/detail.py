@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -54,6 +55,13 @@ _CUT = """
     CASE WHEN jsonb_typeof(pgqueue_job.history) = 'array'
     THEN greatest(jsonb_array_length(pgqueue_job.history) - %s, 0) ELSE 0 END
 """
+
+
+class _Decoder(json.JSONDecoder):
+    """Plain SQL can write integers that Python refuses to read, of more than 4,300 digits."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, parse_int=lambda text: int(text) if len(text) < 1000 else float(text))
 
 
 @dataclass(frozen=True)
@@ -147,11 +155,12 @@ class JobPageMixin(JobCopyMixin):
     def _find(self, request: HttpRequest, object_id: str) -> Job | None:
         if not (object_id.isascii() and object_id.isdigit() and len(object_id) < 20):
             return None
-        found = self.get_queryset(request).filter(pk=int(object_id)).defer(*_PARTS, "history", "backoff")
+        found = self.get_queryset(request).filter(pk=int(object_id)).defer(*_PARTS, "history", "progress", "backoff")
         newest = timeline.MAX_ATTEMPTS - 1
-        history = RawSQL(_HISTORY, [newest + 1, f"$[last-{newest - 1} to last]"], JSONField())  # noqa: S611
+        history = RawSQL(_HISTORY, [newest + 1, f"$[last-{newest - 1} to last]"], JSONField(decoder=_Decoder))  # noqa: S611
+        progress = RawSQL("pgqueue_job.progress", [], JSONField(decoder=_Decoder))
         left_out = RawSQL(_CUT, [newest + 1], IntegerField())  # noqa: S611
-        found = found.annotate(read_at=Now(), shown_history=history, left_out=left_out)
+        found = found.annotate(read_at=Now(), shown_history=history, left_out=left_out, shown_progress=progress)
         for part in _PARTS:
             column = f"pgqueue_job.{part}::text"
             found = found.annotate(
@@ -193,7 +202,7 @@ class JobPageMixin(JobCopyMixin):
             "state": state_mark(job.state),
             "when": when(job, now),
             "notes": list(_notes(job, now, around, steps)),
-            "progress": _progress(job.progress, open_payload),
+            "progress": _progress(job.shown_progress, open_payload),  # type: ignore[attr-defined]
             "facts": list(_facts(job, now, open_payload)),
             "original": self._link(job.copy_of, around.original) if around and job.copy_of else None,
             "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]] if around else [],

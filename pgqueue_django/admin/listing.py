@@ -185,6 +185,8 @@ class JobChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         asked = self._asked(request)
         cut, backwards = self._cut(request)
+        if asked is not None and cut is not None and len(cut.place) != len(asked.walk.columns):
+            cut, backwards = None, False  # the index on arguments has come or gone: it is a list in another order
         page = self._walked(request, asked, cut, self.list_per_page, backwards=backwards)
         ids = [row["id"] for row in page.rows]
         rows = self.queryset.filter(pk__in=ids).defer(*_LARGE).annotate(read_at=Now()).in_bulk() if ids else {}

@@ -61,7 +61,7 @@ class ProblemsPageMixin(JobActionsMixin):
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         request.current_app = self.admin_site.name
         open_payload = self.has_payload_permission(request)
-        found = failures.take(using)
+        found, taken = failures.take(using), snapshot.take(using)
         return TemplateResponse(
             request,
             self.problems_template,
@@ -72,9 +72,7 @@ class ProblemsPageMixin(JobActionsMixin):
                 "media": self.media,
                 "breadcrumbs_listed": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
-                "problems": [
-                    {"severity": one.severity, "text": problem_text(one)} for one in problems.find(snapshot.take(using))
-                ],
+                "problems": [{"severity": one.severity, "text": problem_text(one)} for one in problems.find(taken)],
                 "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
                 "may_requeue": self._may(request, "requeue"),
                 "limit_note": gettext("Of the newest %(most)s failed and dead jobs.") % {"most": most_listed()}

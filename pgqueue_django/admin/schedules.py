@@ -164,7 +164,10 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         def run(schedule: Schedule) -> str:
-            return gettext("Run now: job %(id)s.") % {"id": schedules.run_now(chosen.db, schedule.pk)}
+            try:
+                return gettext("Run now: job %(id)s.") % {"id": schedules.run_now(chosen.db, schedule.pk)}
+            except Schedule.DoesNotExist:  # deleted meanwhile
+                return ""
 
         self._act(request, "run_schedule", chosen, run)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -41,6 +41,8 @@ from .wording import LABELS, length, problem_text, written
 WINDOWS = ("live", *live.WINDOWS)
 MAX_QUEUES = 50
 """Queues that are listed: those in which something waits for somebody first."""
+MAX_TAKEN = 20
+"""Queues that one worker takes which are named."""
 MAX_SERIES = 5
 """Queues that have a line of their own in a chart; the rest is one."""
 MAX_KEPT = 64
@@ -403,9 +405,12 @@ class _Drawing:
         names = {depth.queue_name for depth in self.taken.depths} | set(pauses) | set(self.taken.served or ())
         names |= {tally.queue_name for tally in self.taken.tallies}
 
+        jobs = Counter[str]()
+        for depth in self.taken.depths:
+            jobs[depth.queue_name] += depth.jobs
+
         def weight(name: str) -> tuple[bool, float, int, str]:
-            jobs = sum(depth.jobs for (queue, _), depth in self.depths.items() if queue == name)
-            return name not in pauses, -self.taken.oldest_due.get(name, 0.0), -jobs, name
+            return name not in pauses, -self.taken.oldest_due.get(name, 0.0), -jobs[name], name
 
         shown = sorted(sorted(names, key=weight)[:MAX_QUEUES])
         states = (State.QUEUED, State.SCHEDULED, State.RUNNING, State.RETRYING, State.FAILED, State.DEAD)
@@ -494,7 +499,8 @@ class _Drawing:
             beat = _cell(text, title=beat.get("title"), **{"class": "pgq-lost"})
         names = ", ".join(f"#{id}" for id in ids) if self.lists_url else ""
         more = jobs - len(ids)
-        queues = row["queues"] if isinstance(row["queues"], list) else []
+        queues = [str(name) for name in row["queues"]] if isinstance(row["queues"], list) else []
+        takes = ", ".join(queues[:MAX_TAKEN]) + (f" + {len(queues) - MAX_TAKEN}" if len(queues) > MAX_TAKEN else "")
         slots = row["concurrency"]
         memory, skew = row["memory_bytes"], row["skew_seconds"]
         cells = [
@@ -502,7 +508,7 @@ class _Drawing:
             beat,
             _cell(f"{row['running']}/{slots}", fraction=min(1.0, row["running"] / slots) if slots else 0.0),
             _cell(length(row["lease_seconds"])),
-            _cell(", ".join(map(str, queues)) or pgettext("queue", "all")),
+            _cell(takes or pgettext("queue", "all")),
             _cell(
                 f"{names} + {more}" if names and more else names or _count(jobs),
                 url=self._jobs(State.RUNNING, f"worker:{row['id']}") if jobs and " " not in row["id"] else "",
@@ -552,7 +558,8 @@ class _Drawing:
             gettext("No job is running."),
             gettext("The %(count)s whose leases end first, of %(all)s.")
             % {"count": len(rows), "all": self._depths_of(State.RUNNING)["text"]}
-            if all_of_them > len(rows)
+            # The two are of two statements: a shorter list is all that there was in its own.
+            if all_of_them > len(rows) >= live.MAX_RUNNING
             else "",
         )
 
@@ -566,8 +573,6 @@ class _Drawing:
         mark = "pgq-over" if left <= 0 else "pgq-low" if share < 0.2 else "pgq-half" if share < 0.5 else ""
         text = length(left) if left > 0 else gettext("lease expired, waiting for a worker to take it back")
         fraction = row["fraction"]
-        is_known = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-        fraction = min(1.0, max(0.0, float(fraction))) if is_known else None
         percent = "" if fraction is None else gettext("%(percent)s%%") % {"percent": f"{fraction * 100:.0f}"}
         message = row["message"] or "" if self.viewer.may("view_job_payload") else ""
         button = self._button(pgettext("queue", "Cancel"), "cancel_job", "cancel", job=row["id"])

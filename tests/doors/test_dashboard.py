@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -19,11 +20,11 @@ from django.test import Client
 from django.urls import set_script_prefix
 from django.utils import timezone
 from verbs import rows
-from verbs.rows import DB, claim_one, make_job
+from verbs.rows import DB, GRACE, claim_one, make_job
 
 from doors.conftest import fill, log_in
 from doors.test_live import add, worker
-from pgqueue_django import queues, snapshot, stats, transitions
+from pgqueue_django import answers, queues, snapshot, stats, transitions
 from pgqueue_django.admin import listing
 from pgqueue_django.answers import SHARED_SECONDS
 from pgqueue_django.dashboard import frames, live
@@ -731,3 +732,72 @@ def test_the_message_of_a_new_failure_is_shown(browser: Browser) -> None:
     rows.wait_for(
         lambda: [row["error"]["text"] for row in cells(client.get(FRAME).json(), "failed")] == ["KeyError: second"]
     )
+
+
+# -- what plain SQL, and very many, make of it -------------------------------------------------------------------
+
+
+def seen_by_all(reading: live.Reading, zone: str = "UTC") -> dict[str, Any]:
+    rights = frozenset({"view_job", "view_job_payload", "view_worker", "view_schedule", "view_queue"})
+    return frames.of(frames.Viewer("en", ZoneInfo(zone), rights, "admin"), reading).content
+
+
+def test_ten_thousand_queues_are_added_up_once() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_job (task, queue_name, state, run_after) SELECT 't', 'q' || i, 'scheduled', "
+            "statement_timestamp() + interval '1 hour' FROM generate_series(1, %s) AS i",
+            [snapshot.CAP],
+        )
+    reading = live._Watch().take(DB)
+    began = time.process_time()
+    content = seen_by_all(reading)
+    assert time.process_time() - began < 1 + GRACE  # each name beside each depth was 100,000,000 looks
+    assert len(table(content, "queues")["rows"]) == frames.MAX_QUEUES
+    assert table(content, "queues")["note"] == "The first 50 of 10,000 queues."
+
+
+def test_of_the_queues_that_a_worker_takes_some_are_named() -> None:
+    worker("w", queues=[f"q{number}" for number in range(1000)])
+    ((row,), many) = cells(seen_by_all(live._Watch().take(DB)), "workers"), frames.MAX_TAKEN
+    assert row["queues"]["text"] == ", ".join(f"q{number}" for number in range(many)) + f" + {1000 - many}"
+
+
+@pytest.mark.parametrize(
+    ("zone", "at"), [("America/New_York", "0001-01-01 00:00Z"), ("Asia/Tokyo", "9999-12-31 23:59Z")]
+)
+def test_moments_that_there_are_not_in_everybodys_time_zone_cost_nobody_the_page(zone: str, at: str) -> None:
+    make_job("running")
+    make_job("dead")
+    queues.pause(DB, "mail")
+    schedule()
+    worker("w")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_job SET started_at = %s WHERE state = 'running'", [at])
+        cursor.execute("UPDATE pgqueue_job SET finished_at = %s WHERE state = 'dead'", [at])
+        cursor.execute("UPDATE pgqueue_queue SET paused_at = %s, resume_at = 'infinity'", [at])
+        cursor.execute("UPDATE pgqueue_schedule SET last_fired_at = %s, next_at = %s", [at, at])
+        cursor.execute("UPDATE pgqueue_worker SET heartbeat_at = %s", [at])
+    watch = live._Watch()
+    watch.take(DB)
+    content = seen_by_all(watch.take(DB), zone)
+    assert [row["when"]["text"] for row in cells(content, "dead")] == ["-"]
+    assert [row["started"]["text"] for row in cells(content, "running")] == ["-"]
+
+
+def test_no_transaction_of_a_request_is_begun_before_the_database_has_answered(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ATOMIC_REQUESTS it would be, without a deadline."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    answered, asked = answers.pings.reading, list[bool]()
+
+    def reading() -> float:
+        asked.append(connection.in_atomic_block)
+        return answered()
+
+    monkeypatch.setattr(answers.pings, "reading", reading)
+    client = browser("view_dashboard")
+    for url in (DASHBOARD, FRAME, f"{DASHBOARD}stream/"):
+        assert client.get(url).status_code < 300
+    assert asked == [False] * 3

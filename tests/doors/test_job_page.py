@@ -317,6 +317,7 @@ def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser)
         ({"fraction": 0.4231, "message": "half <b>"}, "0.4231", "42% half &lt;b&gt;"),
         ({"fraction": 1}, "1.0000", "100%"),
         ({"fraction": 10**400}, "1.0000", "100%"),
+        ('{"fraction": 1e5000}', "1.0000", "100%"),
         ({"fraction": -3}, "0.0000", "0%"),
         ({"fraction": "x", "message": "of old"}, None, "of old"),
         ({"fraction": True}, None, ""),
@@ -325,10 +326,16 @@ def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser)
 )
 def test_progress_is_a_bar_and_words(progress: Any, value: str | None, shown: str, browser: Browser) -> None:
     job = rows.make_job("running")
-    write(job, progress=json.dumps(progress))
+    write(job, progress=progress if isinstance(progress, str) else json.dumps(progress))
     page = text_of(browser(*SEES), job)
     assert re.findall(r'<progress max="1" value="([^"]+)"', page) == ([value] if value else [])
     assert shown in " ".join(page.split())
+
+
+def test_numbers_that_python_does_not_read_cost_the_history_no_page(browser: Browser) -> None:
+    job = rows.make_job("dead")
+    write(job, history='[{"attempt": 1e5000, "started_at": 1e400, "message": [1e5000]}]')
+    assert "pgq-timeline" in text_of(browser("view_job", "view_job_payload"), job)
 
 
 @pytest.mark.parametrize("progress", ["3", "[]", '"x"', "null"])

@@ -11,9 +11,9 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from pgqueue_django import queues
+from pgqueue_django import queues, schedules
 from pgqueue_django.admin import schedules as schedule_admin
-from pgqueue_django.models import Job, Queue, Schedule
+from pgqueue_django.models import AuditEntry, Job, Queue, Schedule
 
 pytestmark = pytest.mark.django_db
 
@@ -201,6 +201,18 @@ def test_without_time_zones_the_next_ticks_are_shown(browser: Browser, settings:
         assert "2030-01-05 03:00:00" in browser(*CHANGE).get(f"{URL}{row.pk}/change/").content.decode()
     finally:
         settings.USE_TZ = True
+
+
+def test_one_that_is_deleted_as_it_is_to_run_is_passed_over(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_now = schedules.run_now
+
+    def late(using: str, id: int) -> int:
+        Schedule.objects.filter(pk=id).delete()
+        return run_now(using, id)
+
+    monkeypatch.setattr(schedules, "run_now", late)
+    assert act(browser(*OPERATE), "run_schedules", make(), make("hourly")).status_code == 200
+    assert [(entry.changed, entry.skipped) for entry in AuditEntry.objects.all()] == [(0, 2)]
 
 
 def test_one_whose_task_is_gone_says_so_when_it_is_to_run(browser: Browser) -> None:
