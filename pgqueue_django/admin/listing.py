@@ -353,7 +353,8 @@ class JobListMixin(JobRightsMixin):
             if not query.reads_payload or self.has_payload_permission(request):
                 return query
             refusal = gettext("To look for keys, arguments and errors you need the right to see them.")
-        self.message_user(request, refusal, messages.ERROR)
+        if request.method != "POST":  # the list that follows says so
+            self.message_user(request, refusal, messages.ERROR)
         return None
 
     @admin.display(description=pgettext_lazy("queue", "job"))

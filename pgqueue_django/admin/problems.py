@@ -23,7 +23,7 @@ from pgqueue_django.states import State
 
 from . import listing
 from .actions import JobActionsMixin
-from .listing import most_listed
+from .listing import TOO_LONG, most_listed
 
 
 class ProblemsPageMixin(JobActionsMixin):
@@ -42,23 +42,26 @@ class ProblemsPageMixin(JobActionsMixin):
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
+        try:
+            return self._problems(request)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            self.message_user(request, str(TOO_LONG), messages.ERROR)
+            return HttpResponseRedirect(self._url("changelist"))
+
+    def _problems(self, request: HttpRequest) -> HttpResponse:
         using = router.db_for_write(self.model)
         if request.method == "POST":
             if not self._may(request, "requeue"):
                 raise PermissionDenied
-            try:
-                self._requeue_group(request, using)
-            except OperationalError as error:
-                return self._too_long(request, error)
+            self._requeue_group(request, using)
             return HttpResponseRedirect(self._url("problems"))
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         request.current_app = self.admin_site.name
         open_payload = self.has_payload_permission(request)
-        try:
-            found, taken = failures.take(using), snapshot.take(using)
-        except OperationalError as error:
-            return self._too_long(request, error)
+        found, taken = failures.take(using), snapshot.take(using)
         return TemplateResponse(
             request,
             self.problems_template,
@@ -77,13 +80,6 @@ class ProblemsPageMixin(JobActionsMixin):
                 else "",
             },
         )
-
-    def _too_long(self, request: HttpRequest, error: OperationalError) -> HttpResponse:
-        """To the list, which can be asked for less. Raises what is no reading that was given up."""
-        if not isinstance(error.__cause__, QueryCanceled):
-            raise error
-        self.message_user(request, listing.TOO_LONG, messages.ERROR)
-        return HttpResponseRedirect(self._url("changelist"))
 
     def _group(self, group: failures.Group, now: datetime, open_payload: bool) -> dict[str, Any]:
         ago = length(max(0.0, (now - group.last_at).total_seconds()))
@@ -112,4 +108,4 @@ class ProblemsPageMixin(JobActionsMixin):
             return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
         kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
-        self._move_chosen(request, "requeue", ids, kind, requeue)
+        self._move_chosen(request, "requeue", self._visible(request, ids), kind, requeue)

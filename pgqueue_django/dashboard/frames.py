@@ -1,4 +1,4 @@
-"""A reading as one page shows it: for one language, time zone, set of rights and window.
+"""A reading as one page shows it: for one language, time zone, set of rights, place and window.
 
 The same structure draws the first page on the server and is sent to its script as JSON, so nothing is laid out twice.
 It is made once for all who see the same; what somebody may not see is not in it. It asks the database for nothing.
@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, get_script_prefix, get_urlconf, reverse, set_script_prefix, set_urlconf
 from django.utils import timezone, translation
 from django.utils.formats import number_format
 from django.utils.translation import gettext, ngettext, pgettext
@@ -63,6 +63,15 @@ class Viewer:
     site: str
     """Name of the admin site that its links lead to."""
     window: str = "live"
+    prefix: str = "/"
+    """Below which the project is mounted, and by which URLconf: a stream's thread is in no request."""
+    urlconf: Any = None
+
+    @property
+    def mark(self) -> str:
+        """The same for all who see the same."""
+        told = (self.language, str(self.zone), sorted(self.rights), self.site, self.window, self.prefix, self.urlconf)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
     def may(self, right: str) -> bool:
         return right in self.rights
@@ -118,13 +127,23 @@ def forget() -> None:
 
 
 def _made(viewer: Viewer, reading: Reading, past: Past | None) -> Frame:
-    with translation.override(viewer.language), timezone.override(viewer.zone):
+    with translation.override(viewer.language), timezone.override(viewer.zone), _mounted(viewer):
         content = _Drawing(viewer, reading, past).content()
     # Plain SQL can write what UTF-8 has no bytes for; JSON has.
     body = json.dumps(content, separators=(",", ":")).encode()
-    told = repr((viewer.language, str(viewer.zone), sorted(viewer.rights), viewer.site, viewer.window))
-    mark = hashlib.sha256(told.encode()).hexdigest()[:12]
-    return Frame(body, f'"{_process}-{reading.number}-{past.number if past else 0}-{mark}"')
+    return Frame(body, f'"{_process}-{reading.number}-{past.number if past else 0}-{viewer.mark}"')
+
+
+@contextlib.contextmanager
+def _mounted(viewer: Viewer) -> Iterator[None]:
+    before = get_script_prefix(), get_urlconf()
+    set_script_prefix(viewer.prefix)
+    set_urlconf(viewer.urlconf)
+    try:
+        yield
+    finally:
+        set_script_prefix(before[0])
+        set_urlconf(before[1])
 
 
 Cell = dict[str, Any]
@@ -264,7 +283,7 @@ class _Drawing:
             ("run", gettext("Run p50 · p95"), lengths.runs, State.RUNNING),
         ):
             both = [stats.quantile(counts, share) for share in (0.5, 0.95)]
-            text = " · ".join("-" if one is None else length(one) for one in both)
+            text = " · ".join("-" if one is None else charts.measured(one, length(one)) for one in both)
             yield self._tile(key, label, text, note, self._jobs(state))
         yield self._waiting()
         queue = max(self.taken.oldest_due, key=lambda name: self.taken.oldest_due[name], default=None)
@@ -539,7 +558,8 @@ class _Drawing:
             gettext("No job is running."),
             gettext("The %(count)s whose leases end first, of %(all)s.")
             % {"count": len(rows), "all": self._depths_of(State.RUNNING)["text"]}
-            if all_of_them > len(rows)
+            # The two are of two statements: a shorter list is all that there was in its own.
+            if all_of_them > len(rows) >= live.MAX_RUNNING
             else "",
         )
 
@@ -797,4 +817,6 @@ def viewer_of(request: Any, rights: frozenset[str], site: str) -> Viewer:
         rights,
         site,
         window if window in WINDOWS else "live",
+        get_script_prefix(),
+        get_urlconf(),
     )

@@ -29,7 +29,7 @@ from .frames import Viewer
 
 logger = logging.getLogger("pgqueue_django")
 
-SECONDS = 600.0
+SECONDS = 60.0
 """A stream ends after this: who comes again has to be logged in, and to have the right, still."""
 PING_SECONDS = 15.0
 """After so long without an event a comment says that somebody is there: proxies end what is silent."""

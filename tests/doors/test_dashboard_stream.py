@@ -19,7 +19,8 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.db import connection, connections
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import set_script_prefix
 from verbs.rows import GRACE, make_job, wait_for
 
 from doors.conftest import log_in
@@ -213,6 +214,26 @@ def test_a_stream_ends_so_that_whoever_comes_again_is_looked_at(monkeypatch: pyt
             found = [event async for event in events]
         assert found
         assert 1.0 <= time.monotonic() - began < 1.0 + answers.SECONDS + GRACE
+
+    in_a_loop(main)
+
+
+def test_a_stream_whose_rights_were_taken_ends_soon() -> None:
+    assert stream.SECONDS <= 60
+
+
+def test_links_lead_to_where_the_project_is_mounted() -> None:
+    """The frames are made on a thread that is in no request."""
+    set_script_prefix("/shop/")
+    try:
+        one = frames.viewer_of(RequestFactory().get(PAGE), frozenset({"view_job"}), "admin")
+    finally:
+        set_script_prefix("/")
+
+    async def main() -> None:
+        async with listening(one) as events:
+            content = json.loads((await anext(events)).decode().partition("data: ")[2])
+        assert {tile["url"].partition("pgqueue_django/")[0] for tile in content["tiles"]} == {"/shop/admin/", ""}
 
     in_a_loop(main)
 

@@ -557,6 +557,21 @@ def test_a_page_far_away_begins_where_it_is(state: str, viewer: Client, monkeypa
         assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < most, found
 
 
+def test_what_there_is_to_say_of_an_action_is_said_once(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "LISTED", 5)
+    fill(dead=20)
+    data = {"action": "requeue_jobs", "index": "0", "select_across": "1", "_selected_action": "0"}
+    client = browser("view_job", "requeue_job")
+    told = [
+        [str(message) for message in client.post(f"{LIST}?{query}", data, follow=True).context["messages"]]
+        for query in ("state=dead", "q=args.customer:7")
+    ]
+    assert told == [
+        ["5 jobs are the most at one time; the rest was left alone.", "5 requeued."],
+        ["0 requeued.", "To look for keys, arguments and errors you need the right to see them."],
+    ]
+
+
 # -- without time zones ------------------------------------------------------------------------------------------
 
 

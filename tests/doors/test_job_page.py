@@ -87,6 +87,18 @@ def test_the_whole_payload_is_for_who_may_see_it(who: str, part: str, browser: B
     assert ("secret" in answer.content.decode()) == (status == 200)
 
 
+def test_a_key_and_what_a_handler_says_are_for_who_may_see_payloads(browser: Browser) -> None:
+    held = rows.claim_one(rows.make_job(idempotency_key="secret-order-7").pk)
+    rows.heartbeat(held, progress={held.id: '{"fraction": 0.4, "message": "secret-step"}'})
+    job = Job.objects.get()
+    shown = text_of(browser("view_job"), job)
+    assert "secret" not in shown
+    assert "40%" in shown
+    shown = text_of(browser(*SEES), job)
+    assert "secret-order-7" in shown
+    assert "secret-step" in shown
+
+
 def test_who_is_not_staff_reads_no_payload(person: Callable[..., User]) -> None:
     job = rows.make_job(args=["secret"])
     assert log_in(person(*SEES, staff=False)).get(url(job, "payload", "args")).status_code == 302
@@ -315,7 +327,7 @@ def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser)
 def test_progress_is_a_bar_and_words(progress: Any, value: str | None, shown: str, browser: Browser) -> None:
     job = rows.make_job("running")
     write(job, progress=progress if isinstance(progress, str) else json.dumps(progress))
-    page = text_of(browser("view_job"), job)
+    page = text_of(browser(*SEES), job)
     assert re.findall(r'<progress max="1" value="([^"]+)"', page) == ([value] if value else [])
     assert shown in " ".join(page.split())
 

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from machine.workers import database_url
 from verbs import rows
 from verbs.rows import make_job
 
@@ -247,17 +249,21 @@ def test_the_number_of_queries_does_not_grow_with_the_groups(browser: Browser) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_readings_that_take_too_long_are_said_and_no_error(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, client = fail(), browser("view_job", "requeue_job")
-    monkeypatch.setattr(snapshot, "MAX_SECONDS", 0.3)
-    with rows.connect() as session:
-        session.execute("BEGIN")
-        session.execute("LOCK TABLE pgqueue_job")  # as a migration does
+def test_a_database_that_takes_too_long_is_said_and_nothing_is_moved(browser: Browser) -> None:
+    job = fail("declined")
+    client = browser(superuser=True)
+    group = {"task": job.task, "fingerprint": job.error_fingerprint, "newest": job.pk}
+    with psycopg.connect(database_url()) as held:
+        held.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
         answers = [
             client.get(URL),
-            client.post(URL, {"task": "shop.charge", "fingerprint": job.error_fingerprint, "newest": job.pk}),
+            client.post(URL, group),
+            client.post(f"{LIST}dashboard/requeue-dead/", {"queue": job.queue_name}),
         ]
-    assert [(answer.status_code, answer.headers.get("Location")) for answer in answers] == [(302, LIST)] * 2
-    assert client.get(LIST).content.decode().count("The database took too long.") == 2
-    job.refresh_from_db()
-    assert job.state == "dead"
+    assert [(answer.status_code, answer.headers["Location"]) for answer in answers] == [
+        (302, LIST), (302, LIST), (302, f"{LIST}dashboard/"),
+    ]  # fmt: skip
+    texts = [str(message) for message in client.get(LIST).context["messages"]]
+    assert len(texts) == 3
+    assert all(text.startswith("The database took too long.") for text in texts)
+    assert rows.state_of(job.pk) == "dead"

@@ -213,7 +213,10 @@ ACTS = "#content-main form[method=post] :is(button, input[type=submit]):visible,
 
 def acts(page: Page) -> list[str]:
     """What somebody could press to change something."""
-    found = page.locator(ACTS).all() + page.get_by_role("link", name=re.compile("Copy with changes|^Add")).all()
+    found = (
+        page.locator(ACTS).all()
+        + page.locator("main").get_by_role("link", name=re.compile("Copy with changes|^Add")).all()
+    )
     return [one.inner_text() for one in found]
 
 

@@ -221,7 +221,7 @@ def hostile() -> dict[str, Any]:
             Kind.ERROR, text[:200], text, f'Traceback\n  File "{text}", line 1, in {text}\n{text}: {text}'
         )
         pk = transitions.enqueue("default", new(tasks.charge.path, **job)).id
-        told["hostile"] = _ended(worker, pk, Failed(failure))
+        told[f"hostile {number}"] = _ended(worker, pk, Failed(failure))
         pk = transitions.enqueue("default", new(text[:255], label=text[:200], queue_name=f"q{number}")).id
         progress = json.dumps({"fraction": 0.5, "message": text})
         heartbeat(claim_one(pk, worker_id=worker), lease=1800, progress={pk: progress})
