@@ -246,6 +246,7 @@ def test_those_that_ended_in_one_moment_are_told_whatever_is_known_of_them() -> 
     assert len(public.take("default").failures) == 2
 
 
+@ROLLED_BACK
 def test_workers_have_labels_and_those_that_are_gone_for_long_do_not_stay() -> None:
     worker("alive")
     worker("late", lease=1, age=60)
