@@ -196,13 +196,11 @@ def _containing(steps: Sequence[str], value: str, has_places: bool) -> Condition
 
 def _forms(step: str, inner: str) -> Iterator[str]:
     yield f"{{{json.dumps(step)}: {inner}}}"
-    if step.isdecimal():
+    if re.fullmatch(r"[+-]?[0-9]+", step):  # a place from the end, too
         yield f"[{inner}]"
 
 
 def _scalar(text: str) -> Iterator[str]:
     """The text itself, where it is a number, true or false in JSON, and a number that jsonb can hold."""
-    if text in ("true", "false") or re.fullmatch(
-        r"-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?", text
-    ):
+    if text in ("true", "false") or re.fullmatch(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,3})?", text):
         yield text

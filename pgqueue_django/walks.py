@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -174,7 +173,7 @@ def chosen(filters: Mapping[str, str]) -> tuple[Walk, list[Condition]]:
 # The last row that was looked at comes back in any case, with its number: there the next page goes on. What is asked of
 # a row is asked in the walk, so that what it needs for that (arguments, errors) need not be carried on.
 _PAGE = """
-    SELECT {columns}, is_wanted, number, {edge} FROM (
+    SELECT {columns}, is_wanted, number, {edge}, {place} FROM (
         SELECT {columns}, is_wanted, row_number() OVER () AS number, lead(id) OVER () IS NULL AS is_last
         FROM (SELECT * FROM ({rows}) AS ranges LIMIT %s) AS walk
     ) AS seen WHERE is_wanted OR is_last LIMIT %s
@@ -234,23 +233,28 @@ def page(
     asked = [*wanted, *_within(within)]
     rows, params = _rows(walk, asked, columns, cut, backwards, LOOKED_AT)
     edge, edge_params = _edge(walk, within)
-    sql = _PAGE.format(columns=", ".join(columns), edge=edge, rows=rows)
+    # A moment as a text with its offset: without USE_TZ Django's know no zone, and one hour a year comes twice.
+    moment = "to_jsonb(run_after) #>> '{}'"
+    place = ", ".join(moment if name == "run_after" else name for name in walk.place)
+    sql = _PAGE.format(columns=", ".join(columns), edge=edge, rows=rows, place=place)
     # One more than is shown: whether there is a next page.
     cursor.execute(sql, [*edge_params, *params, LOOKED_AT, limit + 1])
-    found, looked_at, last, oldest = list[dict[str, Any]](), 0, None, None
-    for *values, is_wanted, number, lowest in cursor.fetchall():
-        last, looked_at, oldest = dict(zip(columns, values, strict=True)), number, lowest
+    found, last, looked_at, oldest = list[tuple[dict[str, Any], tuple[Any, ...]]](), None, 0, None
+    for values in cursor.fetchall():
+        is_wanted, looked_at, oldest, *stands = values[len(columns) :]
+        last = dict(zip(columns, values, strict=False)), tuple(stands)
         if is_wanted:
             found.append(last)
     if len(found) > limit:
         found.pop()
         last = found[-1]
-    elif looked_at < LOOKED_AT or (last is not None and oldest is not None and last["id"] < oldest and not backwards):
+    elif looked_at < LOOKED_AT or (last and oldest is not None and last[0]["id"] < oldest and not backwards):
         last = None
-    far = None if last is None else Cut(tuple(last[name] for name in walk.place), not backwards)
+    far = None if last is None else Cut(last[1], not backwards)
+    shown = [row for row, _ in found]
     if backwards:
-        return Page(found[::-1], far, cut, looked_at)
-    return Page(found, cut, far, looked_at)
+        return Page(shown[::-1], far, cut, looked_at)
+    return Page(shown, cut, far, looked_at)
 
 
 def count(cursor: CursorWrapper, walk: Walk, wanted: Sequence[Condition], *, within: float | None = None) -> Count:
@@ -286,8 +290,7 @@ def by_key(using: str, task: str, key: str, columns: Sequence[str]) -> list[dict
 
 def written(values: Sequence[Any], salt: str, filters: Mapping[str, str]) -> str:
     """The values of a cut as a text that only this project could have made, for these filters."""
-    plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
-    return signing.dumps(plain, salt=_salt(salt, filters))
+    return signing.dumps(list(values), salt=_salt(salt, filters))
 
 
 def read(text: str, salt: str, filters: Mapping[str, str]) -> list[Any]:

@@ -147,11 +147,16 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
         except SearchError:
             return ""
 
-    def _move(self, request: HttpRequest, verb: str, queryset: QuerySet[Job], among: str | None = None) -> None:
-        """``among``: what the jobs were chosen from, if it is not the list."""
+    def _move(self, request: HttpRequest, verb: str, queryset: QuerySet[Job]) -> None:
         with index_walks(router.db_for_write(self.model)):
             ids = list(queryset.order_by("-pk").values_list("pk", flat=True)[: listing.LISTED + 1])
-        self._move_chosen(request, verb, ids, self.among(request) if among is None else among)
+        self._move_chosen(request, verb, ids, self.among(request))
+
+    def _visible(self, request: HttpRequest, ids: Sequence[int]) -> list[int]:
+        """Of jobs that no list has shown: an admin of the project's own may leave some out for some people."""
+        seen = self.get_queryset(request)
+        found = {pk for chunk in _chunks(ids) for pk in seen.filter(pk__in=chunk).values_list("pk", flat=True)}
+        return [pk for pk in ids if pk in found]
 
     def _move_chosen(
         self,
@@ -161,7 +166,10 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
         among: str,
         move: Callable[[str, Collection[int]], set[int]] | None = None,
     ) -> None:
-        """At most ``listing.LISTED`` of them, in steps; and says what became of it."""
+        """At most ``listing.LISTED`` of them, in steps; and says what became of it.
+
+        ``among``: what they were chosen from, for the audit log.
+        """
         using = router.db_for_write(self.model)
         move = move or VERBS[verb].move
         chosen = ids[: listing.LISTED]
@@ -196,8 +204,11 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
             return HttpResponseNotAllowed(["POST"])
         if not (self.has_view_permission(request) and self._may(request, verb)):
             raise PermissionDenied
-        if not self.get_queryset(request).filter(pk=pk).exists():
+        job = self._one(request, pk).first()
+        if job is None:
             return self._gone(request, str(pk))
-        self._move(request, verb, self.get_queryset(request).filter(pk=pk), among="")
+        if not self.has_view_permission(request, job):
+            raise PermissionDenied
+        self._move_chosen(request, verb, [pk], among="")
         is_there = self.get_queryset(request).filter(pk=pk).exists()
         return HttpResponseRedirect(self._url("change", pk) if is_there else self._url("changelist"))

@@ -144,6 +144,8 @@ class JobCopyMixin(TrailMixin, JobRightsMixin):
         job = self._to_copy(request, pk)
         if job is None:
             return self._gone(request, str(pk))
+        if not self.has_view_permission(request, job):
+            raise PermissionDenied
         if request.method == "POST":
             form = CopyForm(request.POST, job=job, using=using)
             if form.is_valid():

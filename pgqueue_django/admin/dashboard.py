@@ -33,10 +33,10 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.cache import get_conditional_response
 from django.utils.translation import gettext, pgettext
+from psycopg.errors import QueryCanceled
 
 from pgqueue_django import answers, audit, conf, deadline, queues, schedules, transitions
 from pgqueue_django.dashboard import frames, script, stream
-from pgqueue_django.dashboard.wording import why
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Job, Schedule
 from pgqueue_django.options import QUEUE_NAME
@@ -46,6 +46,7 @@ from pgqueue_django.states import State
 from . import listing
 from .actions import JobActionsMixin
 from .listing import most_listed
+from .rights import why_not
 
 logger = logging.getLogger("pgqueue_django")
 
@@ -107,6 +108,7 @@ class DashboardPageMixin(JobActionsMixin):
         inside = self.admin_site.admin_view(view)
 
         # Who it is, is found out below: a middleware that wants a login would ask the database first.
+        @answers.in_no_transaction
         @login_not_required
         @wraps(view)
         def ask_first(request: HttpRequest) -> HttpResponseBase:
@@ -126,7 +128,7 @@ class DashboardPageMixin(JobActionsMixin):
                 response.headers["Retry-After"] = str(AWAY_SECONDS)
                 return response
 
-        return ask_first
+        return answers.in_no_transaction(ask_first)
 
     def _away(self, why: str) -> HttpResponse:
         """A page that needs no database, and so no user either."""
@@ -164,6 +166,7 @@ class DashboardPageMixin(JobActionsMixin):
                 **self._page(request, gettext("Queue dashboard")),
                 "media": self.media + script.MEDIA,
                 "frame": content,
+                "viewer": viewer.mark,
                 "charts": content["charts"],
                 "frame_url": self._url("dashboard_frame") + query,
                 "stream_url": self._url("dashboard_stream") + query if is_streaming else "",
@@ -186,12 +189,14 @@ class DashboardPageMixin(JobActionsMixin):
     def frame_view(self, request: HttpRequest) -> HttpResponseBase:
         """The frame of now as JSON, or a 304 for who has it."""
         frame = frames.frame(self._viewer(request))
+        _leave_session(request)
         response = HttpResponse(frame.body, content_type="application/json", headers={"ETag": frame.etag})
         return get_conditional_response(request, etag=frame.etag, response=response) or response
 
     def stream_view(self, request: HttpRequest) -> HttpResponseBase:
         """The frames as they come, where they can be sent so: a 204 tells a browser to ask no more."""
         viewer = self._viewer(request)
+        _leave_session(request)
         if conf.current().LIVE != "sse" or not isinstance(request, ASGIRequest) or request.method == "HEAD":
             return HttpResponse(status=204)
         response = StreamingHttpResponse(stream.events(viewer), content_type="text/event-stream")
@@ -225,12 +230,14 @@ class DashboardPageMixin(JobActionsMixin):
                 request, using, name
             )
         elif verb in ("requeue", "run_now", "cancel"):
-            jobs = self.get_queryset(request).filter(pk=_number(request, "job"))
-            if not jobs.exists():
+            job = self._one(request, _number(request, "job")).first()
+            if job is None:
                 text = gettext("There is no such job any more. Finished jobs are kept for a time only.")
                 self.message_user(request, text, messages.WARNING)
+            elif not self.has_view_permission(request, job):
+                raise PermissionDenied
             else:
-                self._move(request, verb, jobs, among="")
+                self._move_chosen(request, verb, [job.pk], among="")
         else:
             self._schedule(request, using, cast(audit.Action, verb), _number(request, "schedule"))
         window = request.POST.get("window")
@@ -242,7 +249,9 @@ class DashboardPageMixin(JobActionsMixin):
             return self.has_view_permission(request) and self._may(request, verb)
         if verb == "requeue_dead":
             return self.has_requeue_permission(request)
-        return self._has(request, BUTTONS[verb])
+        # What a schedule is called is said by the answer.
+        may_see = "schedule" not in verb or self._has(request, "view_schedule")
+        return may_see and self._has(request, BUTTONS[verb])
 
     def _pause(self, request: HttpRequest, using: str, name: str) -> None:
         reason = request.POST.get("reason", "").replace("\0", "").strip()[: audit.MAX_REASON]
@@ -263,10 +272,16 @@ class DashboardPageMixin(JobActionsMixin):
 
     def _requeue_dead(self, request: HttpRequest, using: str, name: str) -> None:
         """Of the newest ``listing.LISTED`` dead jobs, those of this queue."""
-        with index_walks(using):
-            walk = Job.objects.using(using).in_state(State.DEAD)
-            rows = list(walk.values_list("pk", "queue_name")[: listing.LISTED])
-        ids = [pk for pk, queue_name in rows if queue_name == name]
+        try:
+            with index_walks(using):
+                walk = Job.objects.using(using).in_state(State.DEAD)
+                rows = list(walk.values_list("pk", "queue_name")[: listing.LISTED])
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            self.message_user(request, str(listing.TOO_LONG), messages.ERROR)
+            return
+        ids = self._visible(request, [pk for pk, queue_name in rows if queue_name == name])
 
         def requeue(using: str, ids: Collection[int]) -> set[int]:
             # One that somebody else has sent back meanwhile may have succeeded.
@@ -288,8 +303,7 @@ class DashboardPageMixin(JobActionsMixin):
                 with transaction.atomic(using=using):
                     text, logged, is_done = self._switched(using, verb, row)
             except (TaskNotFound, TypeError, InvalidPayload, InvalidSchedule) as error:
-                told = why(error) if isinstance(error, InvalidSchedule) else error
-                self.message_user(request, f"{row}: {told}", messages.ERROR)
+                self.message_user(request, f"{row}: {why_not(request, error)}", messages.ERROR)
                 return
             self.trail(request, using, verb, f"schedule {row.name}").add(int(is_done), int(not is_done))
             if is_done:
@@ -326,6 +340,13 @@ def _number(request: HttpRequest, name: str) -> int:
     if not (given.isascii() and given.isdigit() and len(given) < 19):
         raise SuspiciousOperation(f"no {name}")
     return int(given)
+
+
+def _leave_session(request: HttpRequest) -> None:
+    """A page that asks by itself is nobody at work: with ``SESSION_SAVE_EVERY_REQUEST`` no session would ever end."""
+    session: Any = getattr(request, "session", None)
+    if session is not None and not session.modified:
+        session.save = lambda *args, **kwargs: None
 
 
 def _no_frame(why: str) -> HttpResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -54,6 +55,13 @@ _CUT = """
     CASE WHEN jsonb_typeof(pgqueue_job.history) = 'array'
     THEN greatest(jsonb_array_length(pgqueue_job.history) - %s, 0) ELSE 0 END
 """
+
+
+class _Decoder(json.JSONDecoder):
+    """Plain SQL can write integers that Python refuses to read, of more than 4,300 digits."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, parse_int=lambda text: int(text) if len(text) < 1000 else float(text))
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,8 @@ class JobPageMixin(JobCopyMixin):
         job = self._find(request, unquote(object_id))
         if job is None:
             return self._gone(request, object_id)
+        if not self.has_view_permission(request, job):  # of this one: a project's own admin may know more
+            raise PermissionDenied
         request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
@@ -130,10 +140,12 @@ class JobPageMixin(JobCopyMixin):
         if part not in _PARTS:
             raise Http404
         text = RawSQL(f"coalesce(pgqueue_job.{part}::text, 'null')", [], TextField())  # noqa: S611
-        found = self.get_queryset(request).filter(pk=pk).annotate(text=text).values_list("text", flat=True).first()
+        found = self._one(request, pk).annotate(text=text).first()
         if found is None:
             return self._gone(request, str(pk))
-        content = found.encode()
+        if not self.has_view_permission(request, found):
+            raise PermissionDenied
+        content = found.text.encode()
         response = HttpResponse(content, content_type="text/plain; charset=utf-8")
         kind = "attachment" if len(content) > MAX_INLINE else "inline"
         response.headers["Content-Disposition"] = f'{kind}; filename="job-{pk}-{part}.json"'
@@ -143,11 +155,12 @@ class JobPageMixin(JobCopyMixin):
     def _find(self, request: HttpRequest, object_id: str) -> Job | None:
         if not (object_id.isascii() and object_id.isdigit() and len(object_id) < 20):
             return None
-        found = self.get_queryset(request).filter(pk=int(object_id)).defer(*_PARTS, "history", "backoff")
+        found = self.get_queryset(request).filter(pk=int(object_id)).defer(*_PARTS, "history", "progress", "backoff")
         newest = timeline.MAX_ATTEMPTS - 1
-        history = RawSQL(_HISTORY, [newest + 1, f"$[last-{newest - 1} to last]"], JSONField())  # noqa: S611
+        history = RawSQL(_HISTORY, [newest + 1, f"$[last-{newest - 1} to last]"], JSONField(decoder=_Decoder))  # noqa: S611
+        progress = RawSQL("pgqueue_job.progress", [], JSONField(decoder=_Decoder))
         left_out = RawSQL(_CUT, [newest + 1], IntegerField())  # noqa: S611
-        found = found.annotate(read_at=Now(), shown_history=history, left_out=left_out)
+        found = found.annotate(read_at=Now(), shown_history=history, left_out=left_out, shown_progress=progress)
         for part in _PARTS:
             column = f"pgqueue_job.{part}::text"
             found = found.annotate(
@@ -189,8 +202,8 @@ class JobPageMixin(JobCopyMixin):
             "state": state_mark(job.state),
             "when": when(job, now),
             "notes": list(_notes(job, now, around, steps)),
-            "progress": _progress(job.progress),
-            "facts": list(_facts(job, now)),
+            "progress": _progress(job.shown_progress, open_payload),  # type: ignore[attr-defined]
+            "facts": list(_facts(job, now, open_payload)),
             "original": self._link(job.copy_of, around.original) if around and job.copy_of else None,
             "copies": [self._link(id, state) for id, state in around.copies[:MAX_COPIES]] if around else [],
             "has_more_copies": around is not None and len(around.copies) > MAX_COPIES,
@@ -270,8 +283,8 @@ def _notes(job: Job, now: datetime, around: Related | None, steps: Sequence[time
         yield gettext("Its lease has ended: a worker that is alive will take it back.")
 
 
-def _progress(progress: Any) -> dict[str, Any] | None:
-    """The column may hold anything: plain SQL can write it."""
+def _progress(progress: Any, open_payload: bool) -> dict[str, Any] | None:
+    """What a handler says of it is payload. The column may hold anything: plain SQL can write it."""
     if not isinstance(progress, dict):
         return None
     fraction: Any = progress.get("fraction")
@@ -281,7 +294,7 @@ def _progress(progress: Any) -> dict[str, Any] | None:
         # No number of this language: a browser reads it.
         "value": None if part is None else f"{part:.4f}",
         "percent": "" if part is None else gettext("%(percent)s%%") % {"percent": f"{part * 100:.0f}"},
-        "message": str(progress.get("message") or "")[:MAX_MESSAGE],
+        "message": str(progress.get("message") or "")[:MAX_MESSAGE] if open_payload else "",
     }
 
 
@@ -307,7 +320,7 @@ def _timeline(steps: Sequence[timeline.Step], now: datetime) -> dict[str, Any]:
     }
 
 
-def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
+def _facts(job: Job, now: datetime, open_payload: bool) -> Iterator[tuple[Any, Any]]:
     yield pgettext_lazy("queue", "Queue"), job.queue_name
     yield pgettext_lazy("queue", "Priority"), job.priority
     yield pgettext_lazy("queue", "Attempts"), f"{job.attempts}/{job.max_attempts}"
@@ -323,7 +336,7 @@ def _facts(job: Job, now: datetime) -> Iterator[tuple[Any, Any]]:
         yield _("Kept until"), moment(job.prune_after)
     if job.worker_id:
         yield pgettext_lazy("queue", "Worker"), job.worker_id
-    if job.idempotency_key is not None:
+    if job.idempotency_key is not None and open_payload:
         yield _("Idempotency key"), job.idempotency_key
     if job.parked_at:
         yield _("Handed back"), _("by workers that do not know this task")

@@ -42,6 +42,7 @@ LISTED = 10_000
 COUNT_SECONDS = 0.5
 """A list whose jobs are not counted by then comes without their number."""
 SALT = "pgqueue_django.admin.listing"
+TOO_LONG = _("The database took too long. Choose a state, or name jobs by their numbers.")
 
 
 class JobFilter(admin.SimpleListFilter):
@@ -184,6 +185,8 @@ class JobChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         asked = self._asked(request)
         cut, backwards = self._cut(request)
+        if asked is not None and cut is not None and len(cut.place) != len(asked.walk.columns):
+            cut, backwards = None, False  # the index on arguments has come or gone: it is a list in another order
         page = self._walked(request, asked, cut, self.list_per_page, backwards=backwards)
         ids = [row["id"] for row in page.rows]
         rows = self.queryset.filter(pk__in=ids).defer(*_LARGE).annotate(read_at=Now()).in_bulk() if ids else {}
@@ -219,7 +222,7 @@ class JobChangeList(ChangeList):
         except OperationalError as error:
             if not isinstance(error.__cause__, QueryCanceled):
                 raise
-            text = gettext("The database took too long. Choose a state, or name jobs by their numbers.")
+            text = str(TOO_LONG)
         self.model_admin.message_user(request, text, messages.ERROR)
         return nothing
 
@@ -350,7 +353,8 @@ class JobListMixin(JobRightsMixin):
             if not query.reads_payload or self.has_payload_permission(request):
                 return query
             refusal = gettext("To look for keys, arguments and errors you need the right to see them.")
-        self.message_user(request, refusal, messages.ERROR)
+        if request.method != "POST":  # the list that follows says so
+            self.message_user(request, refusal, messages.ERROR)
         return None
 
     @admin.display(description=pgettext_lazy("queue", "job"))

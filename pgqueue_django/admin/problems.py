@@ -8,12 +8,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 import django
+from django.contrib import messages
 from django.core.exceptions import PermissionDenied, SuspiciousOperation
-from django.db import router
+from django.db import OperationalError, router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext, pgettext
+from psycopg.errors import QueryCanceled
 
 from pgqueue_django import failures, problems, snapshot, transitions
 from pgqueue_django.dashboard.wording import length, moment, problem_text
@@ -21,7 +23,7 @@ from pgqueue_django.states import State
 
 from . import listing
 from .actions import JobActionsMixin
-from .listing import most_listed
+from .listing import TOO_LONG, most_listed
 
 
 class ProblemsPageMixin(JobActionsMixin):
@@ -40,6 +42,15 @@ class ProblemsPageMixin(JobActionsMixin):
         """
         if not self.has_view_permission(request):
             raise PermissionDenied
+        try:
+            return self._problems(request)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            self.message_user(request, str(TOO_LONG), messages.ERROR)
+            return HttpResponseRedirect(self._url("changelist"))
+
+    def _problems(self, request: HttpRequest) -> HttpResponse:
         using = router.db_for_write(self.model)
         if request.method == "POST":
             if not self._may(request, "requeue"):
@@ -50,7 +61,7 @@ class ProblemsPageMixin(JobActionsMixin):
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
         request.current_app = self.admin_site.name
         open_payload = self.has_payload_permission(request)
-        found = failures.take(using)
+        found, taken = failures.take(using), snapshot.take(using)
         return TemplateResponse(
             request,
             self.problems_template,
@@ -61,9 +72,7 @@ class ProblemsPageMixin(JobActionsMixin):
                 "media": self.media,
                 "breadcrumbs_listed": django.VERSION >= (6, 1),
                 "list_url": self._url("changelist"),
-                "problems": [
-                    {"severity": one.severity, "text": problem_text(one)} for one in problems.find(snapshot.take(using))
-                ],
+                "problems": [{"severity": one.severity, "text": problem_text(one)} for one in problems.find(taken)],
                 "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
                 "may_requeue": self._may(request, "requeue"),
                 "limit_note": gettext("Of the newest %(most)s failed and dead jobs.") % {"most": most_listed()}
@@ -99,4 +108,4 @@ class ProblemsPageMixin(JobActionsMixin):
             return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
         kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
-        self._move_chosen(request, "requeue", ids, kind, requeue)
+        self._move_chosen(request, "requeue", self._visible(request, ids), kind, requeue)

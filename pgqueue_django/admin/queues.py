@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
 from django.db.models import QuerySet
@@ -91,6 +91,9 @@ class QueueAdmin(TrailMixin, WhereJobsAre, _QueueAdmin):
             if goes_on:
                 self.log_change(request, queue, gettext("Resumed."))
                 self.message_user(request, gettext("%(queue)s goes on.") % {"queue": queue.name})
+            else:
+                text = gettext("%(queue)s was not paused.") % {"queue": queue.name}
+                self.message_user(request, text, messages.WARNING)
 
     def has_pause_permission(self, request: HttpRequest) -> bool:
         return may(request, "pause_queue")

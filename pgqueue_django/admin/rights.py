@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import quote, unquote
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, reverse
-from django.utils.translation import gettext
+from django.utils.translation import gettext, pgettext
 from django.views.decorators.http import require_safe
 
 from pgqueue_django import conf
+from pgqueue_django.dashboard.wording import why
+from pgqueue_django.exceptions import InvalidSchedule
 from pgqueue_django.models import Job
 
 if TYPE_CHECKING:
@@ -26,6 +29,18 @@ def may(request: HttpRequest, codename: str) -> bool:
     if conf.is_read_only() and not codename.startswith("view_"):
         return False
     return request.user.has_perm(f"pgqueue_django.{codename}")
+
+
+def may_read_schedules(request: HttpRequest) -> bool:
+    """Whether arguments of schedules, and what their errors say of these, may be shown: also to who may change them."""
+    return may(request, "view_job_payload") or may(request, "change_schedule")
+
+
+def why_not(request: HttpRequest, error: Exception) -> str:
+    """What kept a schedule from what it was to do: what tells of its arguments for those who may read them."""
+    if isinstance(error, InvalidSchedule):
+        return why(error)
+    return str(error) if may_read_schedules(request) else pgettext("queue", "failing")
 
 
 class ReadOnlyMixin(_ModelAdmin):
@@ -99,6 +114,11 @@ class JobRightsMixin(_JobAdmin):
 
     def _has(self, request: HttpRequest, codename: str) -> bool:
         return may(request, codename)
+
+    def _one(self, request: HttpRequest, pk: int) -> QuerySet[Job]:
+        """As much of this job as it takes to say who may see it."""
+        columns = ("pk", "task", "label", "queue_name", "priority", "state", "worker_id", "enqueued_at")
+        return self.get_queryset(request).filter(pk=pk).only(*columns)
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
         text = gettext("There is no job %(number)s. Finished jobs are kept for a time only.")

@@ -12,7 +12,7 @@ from django.db import router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.timezone import is_aware, make_aware
-from django.utils.translation import gettext, pgettext_lazy
+from django.utils.translation import gettext, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
 
 from pgqueue_django import audit, schedules
@@ -24,7 +24,7 @@ from pgqueue_django.models import Schedule
 
 from . import calls
 from .queues import WhereJobsAre
-from .rights import may
+from .rights import may, may_read_schedules, why_not
 from .trails import TrailMixin
 
 if TYPE_CHECKING:
@@ -80,9 +80,15 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
         return lookup.removesuffix("__exact") in self.list_filter
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
-        may_read = self.has_change_permission(request, obj) or may(request, "view_job_payload")
-        hidden = () if may_read or obj is None else ("args", "kwargs")
-        return tuple(name for name in self.fields if name not in hidden)
+        if obj is None or may_read_schedules(request):
+            return self.fields
+        shown = [name for name in self.fields if name not in ("args", "kwargs")]
+        return tuple("is_failing" if name == "error" else name for name in shown)
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        if may_read_schedules(request):
+            return self.list_display
+        return tuple("is_failing" if name == "error" else name for name in self.list_display)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         if obj is None:  # who makes one says whether it begins at once
@@ -95,6 +101,11 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
 
     def has_switch_permission(self, request: HttpRequest) -> bool:
         return may(request, "switch_schedule")
+
+    @admin.display(description=pgettext_lazy("queue", "error"))
+    def is_failing(self, schedule: Schedule) -> str:
+        """For who may not read what the error says."""
+        return pgettext("queue", "failing") if schedule.error else "-"
 
     @admin.display(description=_("late by"))
     def late(self, schedule: Schedule) -> str:
@@ -153,9 +164,10 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_schedules(self, request: HttpRequest, chosen: QuerySet[Schedule]) -> None:
         def run(schedule: Schedule) -> str:
-            job = schedules.run_now(chosen.db, schedule.pk)
-            self.message_user(request, f"{schedule}: #{job}")
-            return gettext("Run now: job %(id)s.") % {"id": job}
+            try:
+                return gettext("Run now: job %(id)s.") % {"id": schedules.run_now(chosen.db, schedule.pk)}
+            except Schedule.DoesNotExist:  # deleted meanwhile
+                return ""
 
         self._act(request, "run_schedule", chosen, run)
 
@@ -202,8 +214,9 @@ class ScheduleAdmin(TrailMixin, WhereJobsAre, _ScheduleAdmin):
                     trail.add(int(bool(text)), int(not text))
             except (InvalidSchedule, TaskNotFound, TypeError, InvalidPayload) as error:
                 trail.add(0, 1)
-                told = why(error) if isinstance(error, InvalidSchedule) else error
-                self.message_user(request, f"{schedule}: {told}", messages.ERROR)
+                self.message_user(request, f"{schedule}: {why_not(request, error)}", messages.ERROR)
             else:
+                level = messages.SUCCESS if text else messages.WARNING
+                self.message_user(request, f"{schedule}: {text or gettext('it was so already')}", level)
                 if text:
                     self.log_change(request, schedule, text)

@@ -127,10 +127,12 @@ def worker(row: Worker, alive: bool) -> dict[str, Any]:
 
 def schedule(row: Schedule, actor: Actor) -> dict[str, Any]:
     may_read = actor.may("view_job_payload") or actor.may("change_schedule")
-    plain = ("name", "task", "line", "zone", "missed", "overlap", "is_code", "is_enabled", "skip_next", "error")
+    plain = ("name", "task", "line", "zone", "missed", "overlap", "is_code", "is_enabled", "skip_next")
     moments = ("next_at", "last_tick", "last_fired_at", "retired_at")
     return {
         **{name: getattr(row, name) for name in plain},
+        # What an error says may be an argument.
+        "error": row.error if may_read or not row.error else "failing",
         **{name: moment(getattr(row, name)) for name in moments},
         "late_seconds": row.late_seconds,
         "last_job_id": row.last_job_id,

@@ -14,6 +14,8 @@ from typing import Literal, TypedDict
 from django.utils.formats import number_format
 from django.utils.translation import gettext, pgettext
 
+from pgqueue_django import stats
+
 from .wording import length
 
 HEIGHT = 200
@@ -88,7 +90,7 @@ def draw(chart: Chart) -> Drawing:
             label=series["label"],
             points=series["points"],
             path=_path(series["points"], count - len(series["points"]), place),
-            text=next((written(value, unit) for value in reversed(series["points"]) if value is not None), "-"),
+            text=next((_value(value, unit) for value in reversed(series["points"]) if value is not None), "-"),
         )
         for series in chart["series"]
     ]
@@ -115,6 +117,16 @@ def written(value: float, unit: str) -> str:
             return length(value)
         return gettext("%(n)s s") % {"n": _number(value)} if value >= 1 else _milliseconds(value * 1000)
     return _number(value)
+
+
+def measured(seconds: float, text: str) -> str:
+    """``text``, which says how long; beyond the last bound of the histograms nobody knows how much longer it was."""
+    return f"≥ {text}" if seconds >= stats.BOUNDS[-1] else text
+
+
+def _value(value: float, unit: str) -> str:
+    """A value of a series: lengths of time are those of histograms."""
+    return measured(value, written(value, unit)) if unit == "s" else written(value, unit)
 
 
 def _milliseconds(value: float) -> str:
@@ -177,6 +189,6 @@ def _about(line: Line, unit: str) -> str:
     return gettext("%(series)s: %(last)s, least %(least)s, most %(most)s") % {
         "series": line["label"],
         "last": line["text"],
-        "least": written(min(values), unit),
-        "most": written(max(values), unit),
+        "least": _value(min(values), unit),
+        "most": _value(max(values), unit),
     }

@@ -1,4 +1,4 @@
-"""A reading as one page shows it: for one language, time zone, set of rights and window.
+"""A reading as one page shows it: for one language, time zone, set of rights, place and window.
 
 The same structure draws the first page on the server and is sent to its script as JSON, so nothing is laid out twice.
 It is made once for all who see the same; what somebody may not see is not in it. It asks the database for nothing.
@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, Literal
 from urllib.parse import urlencode
 
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, get_script_prefix, get_urlconf, reverse, set_script_prefix, set_urlconf
 from django.utils import timezone, translation
 from django.utils.formats import number_format
 from django.utils.translation import gettext, ngettext, pgettext
@@ -41,6 +41,8 @@ from .wording import LABELS, length, problem_text, written
 WINDOWS = ("live", *live.WINDOWS)
 MAX_QUEUES = 50
 """Queues that are listed: those in which something waits for somebody first."""
+MAX_TAKEN = 20
+"""Queues that one worker takes which are named."""
 MAX_SERIES = 5
 """Queues that have a line of their own in a chart; the rest is one."""
 MAX_KEPT = 64
@@ -61,6 +63,15 @@ class Viewer:
     site: str
     """Name of the admin site that its links lead to."""
     window: str = "live"
+    prefix: str = "/"
+    """Below which the project is mounted, and by which URLconf: a stream's thread is in no request."""
+    urlconf: Any = None
+
+    @property
+    def mark(self) -> str:
+        """The same for all who see the same."""
+        told = (self.language, str(self.zone), sorted(self.rights), self.site, self.window, self.prefix, self.urlconf)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
     def may(self, right: str) -> bool:
         return right in self.rights
@@ -116,13 +127,23 @@ def forget() -> None:
 
 
 def _made(viewer: Viewer, reading: Reading, past: Past | None) -> Frame:
-    with translation.override(viewer.language), timezone.override(viewer.zone):
+    with translation.override(viewer.language), timezone.override(viewer.zone), _mounted(viewer):
         content = _Drawing(viewer, reading, past).content()
     # Plain SQL can write what UTF-8 has no bytes for; JSON has.
     body = json.dumps(content, separators=(",", ":")).encode()
-    told = repr((viewer.language, str(viewer.zone), sorted(viewer.rights), viewer.site, viewer.window))
-    mark = hashlib.sha256(told.encode()).hexdigest()[:12]
-    return Frame(body, f'"{_process}-{reading.number}-{past.number if past else 0}-{mark}"')
+    return Frame(body, f'"{_process}-{reading.number}-{past.number if past else 0}-{viewer.mark}"')
+
+
+@contextlib.contextmanager
+def _mounted(viewer: Viewer) -> Iterator[None]:
+    before = get_script_prefix(), get_urlconf()
+    set_script_prefix(viewer.prefix)
+    set_urlconf(viewer.urlconf)
+    try:
+        yield
+    finally:
+        set_script_prefix(before[0])
+        set_urlconf(before[1])
 
 
 Cell = dict[str, Any]
@@ -262,7 +283,7 @@ class _Drawing:
             ("run", gettext("Run p50 · p95"), lengths.runs, State.RUNNING),
         ):
             both = [stats.quantile(counts, share) for share in (0.5, 0.95)]
-            text = " · ".join("-" if one is None else length(one) for one in both)
+            text = " · ".join("-" if one is None else charts.measured(one, length(one)) for one in both)
             yield self._tile(key, label, text, note, self._jobs(state))
         yield self._waiting()
         queue = max(self.taken.oldest_due, key=lambda name: self.taken.oldest_due[name], default=None)
@@ -384,9 +405,12 @@ class _Drawing:
         names = {depth.queue_name for depth in self.taken.depths} | set(pauses) | set(self.taken.served or ())
         names |= {tally.queue_name for tally in self.taken.tallies}
 
+        jobs = Counter[str]()
+        for depth in self.taken.depths:
+            jobs[depth.queue_name] += depth.jobs
+
         def weight(name: str) -> tuple[bool, float, int, str]:
-            jobs = sum(depth.jobs for (queue, _), depth in self.depths.items() if queue == name)
-            return name not in pauses, -self.taken.oldest_due.get(name, 0.0), -jobs, name
+            return name not in pauses, -self.taken.oldest_due.get(name, 0.0), -jobs[name], name
 
         shown = sorted(sorted(names, key=weight)[:MAX_QUEUES])
         states = (State.QUEUED, State.SCHEDULED, State.RUNNING, State.RETRYING, State.FAILED, State.DEAD)
@@ -475,7 +499,8 @@ class _Drawing:
             beat = _cell(text, title=beat.get("title"), **{"class": "pgq-lost"})
         names = ", ".join(f"#{id}" for id in ids) if self.lists_url else ""
         more = jobs - len(ids)
-        queues = row["queues"] if isinstance(row["queues"], list) else []
+        queues = [str(name) for name in row["queues"]] if isinstance(row["queues"], list) else []
+        takes = ", ".join(queues[:MAX_TAKEN]) + (f" + {len(queues) - MAX_TAKEN}" if len(queues) > MAX_TAKEN else "")
         slots = row["concurrency"]
         memory, skew = row["memory_bytes"], row["skew_seconds"]
         cells = [
@@ -483,7 +508,7 @@ class _Drawing:
             beat,
             _cell(f"{row['running']}/{slots}", fraction=min(1.0, row["running"] / slots) if slots else 0.0),
             _cell(length(row["lease_seconds"])),
-            _cell(", ".join(map(str, queues)) or pgettext("queue", "all")),
+            _cell(takes or pgettext("queue", "all")),
             _cell(
                 f"{names} + {more}" if names and more else names or _count(jobs),
                 url=self._jobs(State.RUNNING, f"worker:{row['id']}") if jobs and " " not in row["id"] else "",
@@ -533,7 +558,8 @@ class _Drawing:
             gettext("No job is running."),
             gettext("The %(count)s whose leases end first, of %(all)s.")
             % {"count": len(rows), "all": self._depths_of(State.RUNNING)["text"]}
-            if all_of_them > len(rows)
+            # The two are of two statements: a shorter list is all that there was in its own.
+            if all_of_them > len(rows) >= live.MAX_RUNNING
             else "",
         )
 
@@ -547,8 +573,6 @@ class _Drawing:
         mark = "pgq-over" if left <= 0 else "pgq-low" if share < 0.2 else "pgq-half" if share < 0.5 else ""
         text = length(left) if left > 0 else gettext("lease expired, waiting for a worker to take it back")
         fraction = row["fraction"]
-        is_known = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-        fraction = min(1.0, max(0.0, float(fraction))) if is_known else None
         percent = "" if fraction is None else gettext("%(percent)s%%") % {"percent": f"{fraction * 100:.0f}"}
         message = row["message"] or "" if self.viewer.may("view_job_payload") else ""
         button = self._button(pgettext("queue", "Cancel"), "cancel_job", "cancel", job=row["id"])
@@ -793,4 +817,6 @@ def viewer_of(request: Any, rights: frozenset[str], site: str) -> Viewer:
         rights,
         site,
         window if window in WINDOWS else "live",
+        get_script_prefix(),
+        get_urlconf(),
     )

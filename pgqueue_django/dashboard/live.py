@@ -14,11 +14,12 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from pgqueue_django import snapshot, stats
 from pgqueue_django.answers import SHARED_SECONDS, Shared
+from pgqueue_django.models import MOMENTS
 from pgqueue_django.snapshot import Snapshot, index_walks
 from pgqueue_django.states import FINISHED, State
 
@@ -78,7 +79,9 @@ WITH running AS MATERIALIZED ({
     WHERE worker_id IS NOT NULL GROUP BY worker_id
 ), least AS (
     SELECT id, task, label, queue_name, worker_id, attempts, max_attempts, started_at, lease_expires_at, fencing_token,
-           progress -> 'fraction' AS fraction, left(progress ->> 'message', 200) AS message
+           CASE jsonb_typeof(progress -> 'fraction') WHEN 'number'
+           THEN round(GREATEST(0, LEAST(1, (progress ->> 'fraction')::numeric)), 4) END AS fraction,
+           left(progress ->> 'message', 200) AS message
     FROM running ORDER BY lease_expires_at, id LIMIT {MAX_RUNNING}
 ), retrying AS (
     SELECT {_ERROR} FROM ({_WAITING_NOW.format("*")}) AS seen WHERE state = 'retrying'
@@ -129,11 +132,12 @@ Counts = tuple[float, ...]
 
 
 def moment(text: object) -> datetime | None:
-    """Of PostgreSQL's JSON. Plain SQL can write moments that Python has none for."""
+    """Of PostgreSQL's JSON. Plain SQL can write moments that Python has none for, here or in another time zone."""
     try:
-        return datetime.fromisoformat(text) if isinstance(text, str) else None
+        found = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         return None
+    return found if found is not None and MOMENTS[0] <= found < MOMENTS[1] else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +356,7 @@ class _Watch:
 def _when(row: Row, kind: str, now: datetime) -> datetime:
     column = {"enqueued": "enqueued_at", "running": "started_at"}.get(kind, "finished_at")
     at = moment(row[column])
-    return now if at is None or at > now or at < now - timedelta(days=36_500) else at
+    return now if at is None or at > now else at
 
 
 def _minute(sums: Sequence[Any], now: float) -> Span:

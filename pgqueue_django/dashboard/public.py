@@ -153,7 +153,7 @@ def take(using: str) -> Status:
         cursor.execute(_WORKERS, {"workers": MAX_WORKERS, "news": problems.CRASHED_SECONDS})
         workers = cursor.fetchall()
         cursor.execute(_FAILURES, {"failures": MAX_FAILURES, "characters": _CHARACTERS})
-        failures = sorted(cursor.fetchall())[:MAX_FAILURES]
+        failures = sorted(cursor.fetchall(), key=lambda row: row[0])[:MAX_FAILURES]
     found = [problem for problem in problems.find(taken) if problem.rule in _TEXTS]
     told = [Told(one.rule, _queue(one.facts.get("queue")), one.facts.get("seconds", 0.0)) for one in found]
     return Status(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,9 @@ from pgqueue_django.answers import Unanswered
 from . import frames, live
 from .frames import Viewer
 
-SECONDS = 600.0
+logger = logging.getLogger("pgqueue_django")
+
+SECONDS = 60.0
 """A stream ends after this: who comes again has to be logged in, and to have the right, still."""
 PING_SECONDS = 15.0
 """After so long without an event a comment says that somebody is there: proxies end what is silent."""
@@ -86,7 +89,9 @@ class _Station:
                 viewers = {listener.viewer for listener in self._listeners}
                 try:
                     made = await loop.run_in_executor(threads, _frames, viewers)
-                except Unanswered:
+                except Exception as error:  # whatever it is: those who listen have to be told
+                    if not isinstance(error, Unanswered):
+                        logger.exception("dashboard: no reading")
                     if not self._away:
                         self._away = _event("away", json.dumps({"since": self._now().isoformat()}).encode())
                         for listener in self._listeners:
@@ -115,8 +120,14 @@ class _Made(NamedTuple):
 
 def _frames(viewers: Collection[Viewer]) -> _Made:
     reading = live.readings.reading()
-    made = {viewer: frames.of(viewer, reading) for viewer in viewers}
-    events = {viewer: _event("frame", frame.body, frame.etag.strip('"')) for viewer, frame in made.items()}
+    events = {}
+    for viewer in viewers:
+        try:
+            frame = frames.of(viewer, reading)
+        except Exception:  # whatever it is: the others listen, too, and the next reading may be another
+            logger.exception("dashboard: no frame for %s", viewer)
+        else:
+            events[viewer] = _event("frame", frame.body, frame.etag.strip('"'))
     return _Made(reading.now, events)
 
 

@@ -14,7 +14,8 @@ from django.contrib import admin
 from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.auth.models import User
 from django.db import connection
-from django.http import HttpResponse
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from verbs import rows
@@ -30,6 +31,7 @@ from pgqueue_django.states import FINISHED, TRANSITIONS, State
 pytestmark = pytest.mark.django_db
 
 LIST = "/admin/pgqueue_django/job/"
+TASK = "testproject.shop.tasks.export_sales"
 Browser = Callable[..., Client]
 
 
@@ -394,6 +396,22 @@ def test_what_plain_sql_has_written_does_not_break_the_page(browser: Browser) ->
     assert "ud800" in response.content.decode()
 
 
+@pytest.mark.urls(__name__)
+def test_who_may_not_see_one_job_has_no_page_of_it(browser: Browser) -> None:
+    """Also by an admin that decides of each job, as those of projects do."""
+    client = browser(superuser=True)
+    home = "/team/pgqueue_django/job/"
+    for label, status, moved in (("private", 403, "dead"), ("open", 200, "queued")):
+        job = rows.make_job("dead", queue_name="ours", label=label, args=["secret"], task=TASK)
+        pages = ("change", "payload/args", "copy")
+        assert [client.get(f"{home}{job.pk}/{page}/").status_code for page in pages] == [status] * 3
+        for url, data in ((f"{home}{job.pk}/requeue/", {}), (f"{home}dashboard/requeue/", {"job": job.pk})):
+            assert client.post(url, data, follow=True).status_code == status
+        assert rows.state_of(job.pk) == moved
+        form = {"args": "[]", "kwargs": "{}", "queue_name": "ours", "priority": "0", "token": "t"}
+        assert client.post(f"{home}{job.pk}/copy/", form, follow=True).status_code == status
+
+
 class OtherBase(admin.ModelAdmin):
     """As another theme's ModelAdmin would be."""
 
@@ -404,7 +422,45 @@ class JobAdminOfAnotherTheme(job_admin.JobAdminMixin, OtherBase):
 
 other_site = admin.AdminSite(name="operations")
 other_site.register(Job, JobAdminOfAnotherTheme)
-urlpatterns = [path("ops/", other_site.urls), path("admin/", admin.site.urls)]
+
+
+class JobAdminOfATeam(job_admin.JobAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """As a project has it that shows each team its own queue."""
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        return super().get_queryset(request).filter(queue_name="ours")
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_view_permission(request, obj) and (obj is None or obj.label != "private")
+
+
+team_site = admin.AdminSite(name="team")
+team_site.register(Job, JobAdminOfATeam)
+urlpatterns = [path("ops/", other_site.urls), path("team/", team_site.urls), path("admin/", admin.site.urls)]
+
+
+@pytest.mark.urls(__name__)
+def test_what_an_admin_leaves_out_nobody_moves_by_it(browser: Browser) -> None:
+    failure = Failure(Kind.ERROR, "shop.CardError", "declined")
+    jobs = [rows.make_job("queued", queue_name=queue, task="shop.charge") for queue in ("ours", "theirs")]
+    for job in jobs:
+        rows.settle(rows.claim_one(job.pk), DeadLettered(failure))
+        job.refresh_from_db()
+    ours, theirs = jobs
+    client = browser(superuser=True)
+    home = "/team/pgqueue_django/job/"
+    group = {"task": ours.task, "fingerprint": ours.error_fingerprint, "newest": theirs.pk}
+    assert said(client.post(f"{home}problems/", group, follow=True)) == "1 requeued."
+    for url, data in (
+        (f"{home}dashboard/requeue-dead/", {"queue": "theirs"}),
+        (f"{home}dashboard/requeue/", {"job": theirs.pk}),
+        (f"{home}{theirs.pk}/requeue/", {}),
+        (home, {"action": "requeue_jobs", "_selected_action": [theirs.pk]}),
+        (f"{home}?state=dead", {"action": "requeue_jobs", "_selected_action": [theirs.pk], "select_across": "1"}),
+    ):
+        assert client.post(url, data, follow=True).status_code == 200
+    assert [rows.state_of(job.pk) for job in jobs] == ["queued", "dead"]
+    assert "theirs" not in "".join(AuditEntry.objects.values_list("target", flat=True).exclude(changed=0))
 
 
 @pytest.mark.urls(__name__)

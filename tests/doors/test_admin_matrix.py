@@ -163,7 +163,7 @@ def on_job(right: str, state: str) -> Page:
 
 
 def on_schedule(right: str, name: str = "schedule") -> Page:
-    return pressed(right, schedule=lambda world: getattr(world, name).pk)
+    return pressed("view_schedule", right, schedule=lambda world: getattr(world, name).pk)
 
 
 def button(right: str, state: str) -> Page:

@@ -685,10 +685,12 @@ def test_workers_and_schedules_are_listed(api: Api) -> None:
     Worker.objects.create(id="w-2", name="w", host="h", pid=8, concurrency=8, lease_seconds=0)
     shown = api.get("workers").json()["workers"]
     assert {one["id"]: one["alive"] for one in shown} == {"w-1": True, "w-2": False}
-    Schedule.objects.create(name="nightly", task=charge.path, line="0 3 * * *", args=["secret"])
+    Schedule.objects.create(name="nightly", task=charge.path, line="0 3 * * *", args=["secret"], error="secret is none")
     (schedule,) = api.get("schedules").json()["schedules"]
-    assert (schedule["name"], schedule["args"]) == ("nightly", ["secret"])
-    assert "secret" not in Api("view_schedule").get("schedules").content.decode()
+    assert (schedule["name"], schedule["args"], schedule["error"]) == ("nightly", ["secret"], "secret is none")
+    (hidden,) = Api("view_schedule").get("schedules").json()["schedules"]
+    assert "secret" not in str(hidden)
+    assert hidden["error"] == "failing"
     assert "secret" in Api("view_schedule", "change_schedule").get("schedules").content.decode()
 
 

@@ -8,20 +8,23 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from django.contrib.sessions.models import Session
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client
+from django.urls import set_script_prefix
 from django.utils import timezone
 from verbs import rows
-from verbs.rows import DB, claim_one, make_job
+from verbs.rows import DB, GRACE, claim_one, make_job
 
 from doors.conftest import fill, log_in
 from doors.test_live import add, worker
-from pgqueue_django import queues, snapshot, transitions
+from pgqueue_django import answers, queues, snapshot, stats, transitions
 from pgqueue_django.admin import listing
 from pgqueue_django.answers import SHARED_SECONDS
 from pgqueue_django.dashboard import frames, live
@@ -156,6 +159,56 @@ def test_who_paused_a_queue_and_why_is_for_those_who_may_see_queues(browser: Bro
     assert cells(frame(browser("view_dashboard")), "queues")[0]["state"]["text"] == "paused"
     text = cells(frame(browser("view_dashboard", "view_queue")), "queues")[0]["state"]["text"]
     assert text == "paused by ana: provider down"
+
+
+def test_each_viewer_has_a_frame_of_his_own(person: Callable[..., User]) -> None:
+    """Of one reading: rights, language, time zone, window and the place of the project."""
+    make_job("dead", task="secret.task")
+    seer, other = (log_in(person("view_dashboard", *more)) for more in (("view_job", "view_job_payload"), ()))
+    marks = []
+    for client, language, prefix, inside in (
+        (seer, "en", "/", "boom"),
+        (other, "en", "/", "Waiting"),
+        (seer, "pl", "/", "boom"),
+        (seer, "en", "/shop/", "/shop/admin/"),
+        (other, "en", "/", "Waiting"),
+        (seer, "en", "/", "boom"),
+    ):
+        set_script_prefix(prefix)  # as the server's handler does
+        try:
+            page, shown = (client.get(url, headers={"Accept-Language": language}) for url in (DASHBOARD, FRAME))
+        finally:
+            set_script_prefix("/")
+        content = shown.content.decode()
+        assert inside in content
+        assert ("secret.task" in content) == (client is seer)
+        assert ("/shop/admin/" in content) == (prefix != "/")
+        assert ("Waiting" in content) == (language == "en")
+        marks.append(re.findall(r'data-viewer="(\w+)"', page.content.decode())[0])
+    # By it the tabs of a browser know whose frames they may share.
+    assert (len(set(marks)), marks[1], marks[0]) == (4, marks[4], marks[5])
+
+
+def test_a_page_that_asks_by_itself_keeps_no_session_alive(person: Callable[..., User], settings: Any) -> None:
+    settings.SESSION_SAVE_EVERY_REQUEST = True
+    settings.PGQUEUE = {"METRICS_PUBLIC": False, "LIVE": "sse"}
+    client = log_in(person("view_dashboard"))
+    ends_at = Session.objects.get().expire_date
+    for url in (FRAME, f"{DASHBOARD}stream/"):
+        assert client.get(url).status_code in (200, 204)
+        assert Session.objects.get().expire_date == ends_at
+    client.get(DASHBOARD)
+    assert Session.objects.get().expire_date > ends_at
+
+
+def test_a_length_beyond_the_last_bucket_is_said_to_be_one(browser: Browser) -> None:
+    with connection.cursor() as cursor:
+        stats.add(cursor, "w", [stats.Sample("default", "t", State.SUCCEEDED, 3600.0, 2.0)])
+    content = frame(browser("view_dashboard"))
+    assert tile(content, "pickup")["text"] == "≥ 5 min · ≥ 5 min"
+    assert "≥" not in tile(content, "run")["text"]
+    (pickup,) = [chart for chart in content["charts"] if chart["key"] == "pickup"]
+    assert {line["text"] for line in pickup["series"]} == {"≥ 5 min"}
 
 
 # -- what is in it ---------------------------------------------------------------------------------------------
@@ -462,10 +515,10 @@ RIGHTS = {
     "requeue": ("view_job", "requeue_job"),
     "run_now": ("view_job", "run_job_now"),
     "cancel": ("view_job", "cancel_job"),
-    "run_schedule": ("run_schedule",),
-    "skip_schedule": ("switch_schedule",),
-    "disable_schedule": ("switch_schedule",),
-    "enable_schedule": ("switch_schedule",),
+    "run_schedule": ("view_schedule", "run_schedule"),
+    "skip_schedule": ("view_schedule", "switch_schedule"),
+    "disable_schedule": ("view_schedule", "switch_schedule"),
+    "enable_schedule": ("view_schedule", "switch_schedule"),
 }
 EVERYTHING = (
     *("view_dashboard", "view_job", "view_job_payload", "view_queue", "view_worker", "view_schedule", "requeue_job"),
@@ -527,6 +580,10 @@ def test_a_button_is_for_those_who_have_its_right_alone(verb: str, person: Calla
         assert response.status_code == (302 if who in ("anonymous", "not staff") else 403), who
         assert "dashboard" not in response.headers.get("Location", "").partition("?")[0]
         assert place.all_rows() == before, who
+    for right in RIGHTS[verb][:-1]:  # who may not see it does not learn by it what it is called
+        blind = log_in(person(*(one for one in EVERYTHING if one != right)))
+        assert press(blind, verb, **place.fields[verb]).status_code == 403
+        assert place.all_rows() == before
     full = log_in(person(*EVERYTHING))
     assert full.get(f"{DASHBOARD}{verb.replace('_', '-')}/").status_code == 405
     assert place.all_rows() == before
@@ -675,3 +732,72 @@ def test_the_message_of_a_new_failure_is_shown(browser: Browser) -> None:
     rows.wait_for(
         lambda: [row["error"]["text"] for row in cells(client.get(FRAME).json(), "failed")] == ["KeyError: second"]
     )
+
+
+# -- what plain SQL, and very many, make of it -------------------------------------------------------------------
+
+
+def seen_by_all(reading: live.Reading, zone: str = "UTC") -> dict[str, Any]:
+    rights = frozenset({"view_job", "view_job_payload", "view_worker", "view_schedule", "view_queue"})
+    return frames.of(frames.Viewer("en", ZoneInfo(zone), rights, "admin"), reading).content
+
+
+def test_ten_thousand_queues_are_added_up_once() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO pgqueue_job (task, queue_name, state, run_after) SELECT 't', 'q' || i, 'scheduled', "
+            "statement_timestamp() + interval '1 hour' FROM generate_series(1, %s) AS i",
+            [snapshot.CAP],
+        )
+    reading = live._Watch().take(DB)
+    began = time.process_time()
+    content = seen_by_all(reading)
+    assert time.process_time() - began < 1 + GRACE  # each name beside each depth was 100,000,000 looks
+    assert len(table(content, "queues")["rows"]) == frames.MAX_QUEUES
+    assert table(content, "queues")["note"] == "The first 50 of 10,000 queues."
+
+
+def test_of_the_queues_that_a_worker_takes_some_are_named() -> None:
+    worker("w", queues=[f"q{number}" for number in range(1000)])
+    ((row,), many) = cells(seen_by_all(live._Watch().take(DB)), "workers"), frames.MAX_TAKEN
+    assert row["queues"]["text"] == ", ".join(f"q{number}" for number in range(many)) + f" + {1000 - many}"
+
+
+@pytest.mark.parametrize(
+    ("zone", "at"), [("America/New_York", "0001-01-01 00:00Z"), ("Asia/Tokyo", "9999-12-31 23:59Z")]
+)
+def test_moments_that_there_are_not_in_everybodys_time_zone_cost_nobody_the_page(zone: str, at: str) -> None:
+    make_job("running")
+    make_job("dead")
+    queues.pause(DB, "mail")
+    schedule()
+    worker("w")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_job SET started_at = %s WHERE state = 'running'", [at])
+        cursor.execute("UPDATE pgqueue_job SET finished_at = %s WHERE state = 'dead'", [at])
+        cursor.execute("UPDATE pgqueue_queue SET paused_at = %s, resume_at = 'infinity'", [at])
+        cursor.execute("UPDATE pgqueue_schedule SET last_fired_at = %s, next_at = %s", [at, at])
+        cursor.execute("UPDATE pgqueue_worker SET heartbeat_at = %s", [at])
+    watch = live._Watch()
+    watch.take(DB)
+    content = seen_by_all(watch.take(DB), zone)
+    assert [row["when"]["text"] for row in cells(content, "dead")] == ["-"]
+    assert [row["started"]["text"] for row in cells(content, "running")] == ["-"]
+
+
+def test_no_transaction_of_a_request_is_begun_before_the_database_has_answered(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ATOMIC_REQUESTS it would be, without a deadline."""
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    answered, asked = answers.pings.reading, list[bool]()
+
+    def reading() -> float:
+        asked.append(connection.in_atomic_block)
+        return answered()
+
+    monkeypatch.setattr(answers.pings, "reading", reading)
+    client = browser("view_dashboard")
+    for url in (DASHBOARD, FRAME, f"{DASHBOARD}stream/"):
+        assert client.get(url).status_code < 300
+    assert asked == [False] * 3

@@ -31,6 +31,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
 from django.conf import settings
 settings.PGQUEUE = {"LIVE": "sse"}
 settings.DATABASES["default"]["CONN_MAX_AGE"] = %(max_age)s
+settings.DATABASES["default"]["ATOMIC_REQUESTS"] = True  # which would ask a database before the view is called
 """
 WSGI = """
 from django.core.servers.basehttp import ThreadedWSGIServer, WSGIRequestHandler

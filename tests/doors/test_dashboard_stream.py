@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import http.client
 import importlib.util
 import json
@@ -18,7 +19,8 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.contrib.auth.models import User
 from django.db import connection, connections
-from django.test import AsyncClient, Client
+from django.test import AsyncClient, Client, RequestFactory
+from django.urls import set_script_prefix
 from verbs.rows import GRACE, make_job, wait_for
 
 from doors.conftest import log_in
@@ -216,6 +218,26 @@ def test_a_stream_ends_so_that_whoever_comes_again_is_looked_at(monkeypatch: pyt
     in_a_loop(main)
 
 
+def test_a_stream_whose_rights_were_taken_ends_soon() -> None:
+    assert stream.SECONDS <= 60
+
+
+def test_links_lead_to_where_the_project_is_mounted() -> None:
+    """The frames are made on a thread that is in no request."""
+    set_script_prefix("/shop/")
+    try:
+        one = frames.viewer_of(RequestFactory().get(PAGE), frozenset({"view_job"}), "admin")
+    finally:
+        set_script_prefix("/")
+
+    async def main() -> None:
+        async with listening(one) as events:
+            content = json.loads((await anext(events)).decode().partition("data: ")[2])
+        assert {tile["url"].partition("pgqueue_django/")[0] for tile in content["tiles"]} == {"/shop/admin/", ""}
+
+    in_a_loop(main)
+
+
 def test_silence_is_broken_by_comments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "PING_SECONDS", 0.3)
 
@@ -238,6 +260,56 @@ def test_a_reader_that_is_slow_gets_the_newest_frame_and_not_all(monkeypatch: py
             assert number_of(await anext(slow)) >= numbers[-1]
 
     in_a_loop(main)
+
+
+def test_a_frame_that_cannot_be_made_takes_nobody_else_s(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "SECONDS", 0.1)
+    monkeypatch.setattr(live.readings, "seconds", 0.0)
+    bad = dataclasses.replace(viewer(), site="of nobody")
+    made = frames.of
+
+    def of(one: Viewer, reading: live.Reading) -> frames.Frame:
+        if one == bad and caplog.messages == []:
+            raise OverflowError("date value out of range")
+        return made(one, reading)
+
+    monkeypatch.setattr(frames, "of", of)
+
+    async def main() -> None:
+        async with listening(bad) as one, listening(viewer()) as other:
+            numbers = [number_of(await anext(other)) for _ in range(3)]
+            assert numbers == list(range(numbers[0], numbers[0] + 3))
+            assert number_of(await anext(one)) > 0
+
+    with caplog.at_level("ERROR", "pgqueue_django"):
+        in_a_loop(main)
+    assert len(caplog.messages) == 1
+    assert "no frame for" in caplog.messages[0]
+
+
+def test_a_reading_that_fails_in_any_way_is_an_event_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(live, "SECONDS", 0.1)
+    reading = live.readings.reading
+
+    def none(until: float | None = None) -> live.Reading:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with listening(viewer()) as events:
+            number = number_of(await anext(events))
+            monkeypatch.setattr(live.readings, "reading", none)
+            while not (await asyncio.wait_for(anext(events), 5 + GRACE)).startswith(b"event: away"):
+                pass
+            monkeypatch.setattr(live.readings, "reading", reading)
+            assert number_of(await anext(events)) >= number
+
+    with caplog.at_level("ERROR", "pgqueue_django"):
+        in_a_loop(main)
+    assert "dashboard: no reading" in caplog.messages
 
 
 def number_of(event: bytes) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -12,6 +14,7 @@ from django.http import HttpResponse
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from verbs import rows
+from verbs.rows import make_job
 
 from doors.conftest import analyze, fill, plan
 from pgqueue_django import walks
@@ -537,7 +540,8 @@ def test_a_page_far_away_begins_where_it_is(state: str, viewer: Client, monkeypa
     walk = walks.OF_STATE[State(state)] if state else walks.NEWEST
     row = jobs.order_by(*ORDERS.get(state, ("-id",))).values(*walk.place)[9_000]
     for backwards in (False, True):
-        cut = walks.Cut(tuple(row[name] for name in walk.place), not backwards)
+        place = (value.isoformat() if isinstance(value, datetime) else value for value in row.values())
+        cut = walks.Cut(tuple(place), not backwards)
         text = walks.written([backwards, cut.is_after, *cut.place], listing.SALT, {"state": state} if state else {})
         with CaptureQueriesContext(connection) as queries:
             assert len(listed(viewer, p=text, **({"state": state} if state else {}))) == 100
@@ -551,3 +555,43 @@ def test_a_page_far_away_begins_where_it_is(state: str, viewer: Client, monkeypa
         # A hundred rows, in an order that is theirs, or not; and 9,000 entries of an index are 36 pages.
         most = 130 if state in ORDERS else 25
         assert top["Shared Hit Blocks"] + top["Shared Read Blocks"] < most, found
+
+
+def test_what_there_is_to_say_of_an_action_is_said_once(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "LISTED", 5)
+    fill(dead=20)
+    data = {"action": "requeue_jobs", "index": "0", "select_across": "1", "_selected_action": "0"}
+    client = browser("view_job", "requeue_job")
+    told = [
+        [str(message) for message in client.post(f"{LIST}?{query}", data, follow=True).context["messages"]]
+        for query in ("state=dead", "q=args.customer:7")
+    ]
+    assert told == [
+        ["5 jobs are the most at one time; the rest was left alone.", "5 requeued."],
+        ["0 requeued.", "To look for keys, arguments and errors you need the right to see them."],
+    ]
+
+
+# -- without time zones ------------------------------------------------------------------------------------------
+
+
+def test_in_the_hour_that_comes_twice_no_job_is_left_out(
+    viewer: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JobAdmin, "list_per_page", 1)
+    jobs = [make_job("scheduled").pk for _ in range(4)]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgqueue_job SET run_after = '2040-10-28 00:15Z'::timestamptz + (id - %s) * interval '30 min'",
+            [jobs[0]],
+        )
+    settings.USE_TZ, settings.TIME_ZONE = False, "Europe/Berlin"
+    try:
+        url, seen = f"{LIST}?state=scheduled", list[int]()
+        while url and len(seen) < 9:
+            shown = viewer.get(url).context["cl"]
+            seen += [job.pk for job in shown.result_list]
+            url = next((f"{LIST}{one['url']}" for one in shown.page_links if one["rel"] == "next"), "")
+        assert seen == jobs
+    finally:
+        settings.USE_TZ, settings.TIME_ZONE = True, "UTC"

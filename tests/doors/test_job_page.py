@@ -87,6 +87,18 @@ def test_the_whole_payload_is_for_who_may_see_it(who: str, part: str, browser: B
     assert ("secret" in answer.content.decode()) == (status == 200)
 
 
+def test_a_key_and_what_a_handler_says_are_for_who_may_see_payloads(browser: Browser) -> None:
+    held = rows.claim_one(rows.make_job(idempotency_key="secret-order-7").pk)
+    rows.heartbeat(held, progress={held.id: '{"fraction": 0.4, "message": "secret-step"}'})
+    job = Job.objects.get()
+    shown = text_of(browser("view_job"), job)
+    assert "secret" not in shown
+    assert "40%" in shown
+    shown = text_of(browser(*SEES), job)
+    assert "secret-order-7" in shown
+    assert "secret-step" in shown
+
+
 def test_who_is_not_staff_reads_no_payload(person: Callable[..., User]) -> None:
     job = rows.make_job(args=["secret"])
     assert log_in(person(*SEES, staff=False)).get(url(job, "payload", "args")).status_code == 302
@@ -305,6 +317,7 @@ def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser)
         ({"fraction": 0.4231, "message": "half <b>"}, "0.4231", "42% half &lt;b&gt;"),
         ({"fraction": 1}, "1.0000", "100%"),
         ({"fraction": 10**400}, "1.0000", "100%"),
+        ('{"fraction": 1e5000}', "1.0000", "100%"),
         ({"fraction": -3}, "0.0000", "0%"),
         ({"fraction": "x", "message": "of old"}, None, "of old"),
         ({"fraction": True}, None, ""),
@@ -313,10 +326,16 @@ def test_what_is_left_of_a_lease_is_told_and_that_it_has_ended(browser: Browser)
 )
 def test_progress_is_a_bar_and_words(progress: Any, value: str | None, shown: str, browser: Browser) -> None:
     job = rows.make_job("running")
-    write(job, progress=json.dumps(progress))
-    page = text_of(browser("view_job"), job)
+    write(job, progress=progress if isinstance(progress, str) else json.dumps(progress))
+    page = text_of(browser(*SEES), job)
     assert re.findall(r'<progress max="1" value="([^"]+)"', page) == ([value] if value else [])
     assert shown in " ".join(page.split())
+
+
+def test_numbers_that_python_does_not_read_cost_the_history_no_page(browser: Browser) -> None:
+    job = rows.make_job("dead")
+    write(job, history='[{"attempt": 1e5000, "started_at": 1e400, "message": [1e5000]}]')
+    assert "pgq-timeline" in text_of(browser("view_job", "view_job_payload"), job)
 
 
 @pytest.mark.parametrize("progress", ["3", "[]", '"x"', "null"])

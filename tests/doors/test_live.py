@@ -142,6 +142,26 @@ def test_moments_that_python_has_none_for_and_other_json_do_no_harm(watch: live.
     assert reading.messages == {(dead.pk, 1): ""}
 
 
+@pytest.mark.parametrize(
+    ("progress", "fraction"),
+    [
+        ('{"fraction": 0.25}', 0.25),
+        ('{"fraction": 1e400}', 1.0),
+        ('{"fraction": -1e5000}', 0.0),
+        ('{"fraction": 1e-5000}', 0.0),
+        ('{"fraction": true}', None),
+        (json.dumps({"fraction": [1] * 50_000}), None),
+    ],
+)
+def test_a_fraction_is_a_number_up_to_one_whatever_plain_sql_has_written(
+    progress: str, fraction: float | None, watch: live._Watch
+) -> None:
+    job = make_job("running")
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_job SET progress = %s WHERE id = %s", [progress, job.pk])
+    assert watch.take(DB).rows("least")[0]["fraction"] == fraction
+
+
 # -- what it costs ---------------------------------------------------------------------------------------------
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from machine.workers import database_url
 from verbs import rows
 from verbs.rows import make_job
 
@@ -244,3 +246,24 @@ def test_the_number_of_queries_does_not_grow_with_the_groups(browser: Browser) -
             client.get(URL)
         counts.append(len(captured))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_takes_too_long_is_said_and_nothing_is_moved(browser: Browser) -> None:
+    job = fail("declined")
+    client = browser(superuser=True)
+    group = {"task": job.task, "fingerprint": job.error_fingerprint, "newest": job.pk}
+    with psycopg.connect(database_url()) as held:
+        held.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
+        answers = [
+            client.get(URL),
+            client.post(URL, group),
+            client.post(f"{LIST}dashboard/requeue-dead/", {"queue": job.queue_name}),
+        ]
+    assert [(answer.status_code, answer.headers["Location"]) for answer in answers] == [
+        (302, LIST), (302, LIST), (302, f"{LIST}dashboard/"),
+    ]  # fmt: skip
+    texts = [str(message) for message in client.get(LIST).context["messages"]]
+    assert len(texts) == 3
+    assert all(text.startswith("The database took too long.") for text in texts)
+    assert rows.state_of(job.pk) == "dead"

@@ -238,6 +238,14 @@ def test_the_newest_failures_come_first_and_are_few() -> None:
 
 
 @ROLLED_BACK
+def test_those_that_ended_in_one_moment_are_told_whatever_is_known_of_them() -> None:
+    jobs = [fail("shop.tasks.charge", "timed out").pk for _ in range(2)]
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pgqueue_job SET finished_at = statement_timestamp() WHERE id = ANY(%s)", [jobs])
+        cursor.execute("UPDATE pgqueue_job SET error_type = NULL, history = '[]' WHERE id = %s", [jobs[0]])
+    assert len(public.take("default").failures) == 2
+
+
 def test_workers_have_labels_and_those_that_are_gone_for_long_do_not_stay() -> None:
     worker("alive")
     worker("late", lease=1, age=60)

@@ -11,9 +11,9 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import Client
 
-from pgqueue_django import queues
+from pgqueue_django import queues, schedules
 from pgqueue_django.admin import schedules as schedule_admin
-from pgqueue_django.models import Job, Queue, Schedule
+from pgqueue_django.models import AuditEntry, Job, Queue, Schedule
 
 pytestmark = pytest.mark.django_db
 
@@ -38,6 +38,10 @@ def form(**changes: Any) -> dict[str, Any]:
 
 def act(client: Client, action: str, *rows: Schedule) -> Any:
     return client.post(URL, {"action": action, "_selected_action": [str(row.pk) for row in rows]}, follow=True)
+
+
+def said(answer: Any) -> list[str]:
+    return [str(one) for one in answer.context["messages"]]
 
 
 def test_a_person_makes_one_and_its_next_tick_is_there(browser: Browser) -> None:
@@ -112,9 +116,10 @@ def test_the_actions_do_what_they_say_and_log_who_did_it(browser: Browser) -> No
     client = browser(*OPERATE)
     answer = act(client, "run_schedules", row)
     job = Job.objects.get()
-    assert [str(one) for one in answer.context["messages"]] == [f"nightly: #{job.pk}"]
+    assert said(answer) == [f"nightly: Run now: job {job.pk}."]
     assert (job.task, job.idempotency_key) == (TASK, None)
-    act(client, "skip_schedules", row)
+    assert said(act(client, "skip_schedules", row)) == ["nightly: The next tick is skipped."]
+    assert said(act(client, "skip_schedules", row)) == ["nightly: it was so already"]
     assert Schedule.objects.get().skip_next
     act(client, "disable_schedules", row)
     assert not Schedule.objects.get().is_enabled
@@ -135,6 +140,20 @@ def test_arguments_are_shown_to_who_may_change_them_or_see_payloads(browser: Bro
         assert ("s3cret" in page) == sees
 
 
+def test_what_an_error_says_is_for_who_may_see_arguments(browser: Browser) -> None:
+    row = make(error="ValueError: s3cret is no customer")
+    for rights, sees in ((VIEW, False), (CHANGE, True), ((*VIEW, "view_job_payload"), True)):
+        client = browser(*rights)
+        for page in (client.get(f"{URL}{row.pk}/change/"), client.get(URL)):
+            assert ("s3cret" in page.content.decode()) == sees
+            assert ("failing" in page.content.decode()) != sees
+    Schedule.objects.update(args=["s3cret"] * 40)
+    for rights, told in ((OPERATE, "failing"), ((*OPERATE, "view_job_payload"), "too many positional arguments")):
+        (text,) = said(act(browser(*rights), "run_schedules", row))
+        assert told in text
+    assert not Job.objects.exists()
+
+
 @pytest.mark.parametrize("lookup", ["args__icontains=7", "args=1", "kwargs__a=1", "args__0=7", "error__contains=x"])
 def test_no_lookup_guesses_at_arguments(browser: Browser, lookup: str) -> None:
     make()
@@ -148,6 +167,14 @@ def test_a_module_of_no_app_is_not_imported_to_look_for_a_task(browser: Browser)
     answer = browser("view_schedule", "add_schedule").post(URL + "add/", form(task="this.zen"))
     assert "is in no installed app" in answer.content.decode()
     assert "this" not in sys.modules
+
+
+def test_a_queue_that_goes_on_already_is_said_to(browser: Browser) -> None:
+    queues.pause("default", "mail", until=datetime(2020, 1, 1, tzinfo=UTC))
+    row = Queue.objects.get()
+    data = {"action": "resume_queues", "_selected_action": [row.pk]}
+    answer = browser("view_queue", "pause_queue").post("/admin/pgqueue_django/queue/", data, follow=True)
+    assert said(answer) == ["mail was not paused."]
 
 
 def test_a_person_writes_only_what_was_changed(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +201,18 @@ def test_without_time_zones_the_next_ticks_are_shown(browser: Browser, settings:
         assert "2030-01-05 03:00:00" in browser(*CHANGE).get(f"{URL}{row.pk}/change/").content.decode()
     finally:
         settings.USE_TZ = True
+
+
+def test_one_that_is_deleted_as_it_is_to_run_is_passed_over(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_now = schedules.run_now
+
+    def late(using: str, id: int) -> int:
+        Schedule.objects.filter(pk=id).delete()
+        return run_now(using, id)
+
+    monkeypatch.setattr(schedules, "run_now", late)
+    assert act(browser(*OPERATE), "run_schedules", make(), make("hourly")).status_code == 200
+    assert [(entry.changed, entry.skipped) for entry in AuditEntry.objects.all()] == [(0, 2)]
 
 
 def test_one_whose_task_is_gone_says_so_when_it_is_to_run(browser: Browser) -> None:

@@ -19,6 +19,7 @@ from verbs.rows import make_job
 from doors.conftest import analyze, fill
 from doors.test_job_list import plans
 from pgqueue_django import argument_index, snapshot, walks
+from pgqueue_django.admin import JobAdmin
 from pgqueue_django.models import Job
 from pgqueue_django.outcomes import DeadLettered, Failure, Kind
 
@@ -204,6 +205,8 @@ SOUGHT = {
     'args.s:"two words"': lambda: {make_job(kwargs={"s": "two words"}).pk},
     "args.s:[1]": lambda: {make_job(kwargs='{"s": [1]}').pk},
     "args.a.b.c.d.e:7": lambda: {make_job(kwargs={"a": {"b": {"c": {"d": {"e": 7}}}}}).pk},
+    "args.order.-1:7": lambda: {make_job(kwargs={"order": [5, 7]}).pk, make_job(kwargs={"order": {"-1": 7}}).pk},
+    "args.n:" + "9" * 400: lambda: {make_job(kwargs={"n": int("9" * 400)}).pk},
     "args.7:7": lambda: {make_job(kwargs={"7": 7}).pk, make_job(args=[0] * 7 + [7]).pk},
 }
 
@@ -241,6 +244,22 @@ def test_what_very_many_have_is_looked_for_page_by_page(root: Client, monkeypatc
 
 
 @pytest.mark.usefixtures("argument_index_there")
+def test_a_page_of_a_list_in_another_order_begins_at_the_first(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the index a list is the newest first, without it it may be in another order."""
+    monkeypatch.setattr(JobAdmin, "list_per_page", 1)
+    jobs = [make_job(kwargs={"tenant_id": 7}).pk for _ in range(3)]
+    asked = {"q": "args.tenant_id:7", "state": "queued"}
+    (next_url,) = [one["url"] for one in root.get(LIST, asked).context["cl"].page_links]
+    assert [job.pk for job in root.get(f"{LIST}{next_url}").context["cl"].result_list] == [jobs[1]]
+    argument_index.drop("default")
+    answer = root.get(f"{LIST}{next_url}")
+    assert [job.pk for job in answer.context["cl"].result_list] == [jobs[0]]
+    (next_url,) = [one["url"] for one in answer.context["cl"].page_links]
+    argument_index.make("default")
+    assert [job.pk for job in root.get(f"{LIST}{next_url}").context["cl"].result_list] == [jobs[2]]
+
+
+@pytest.mark.usefixtures("argument_index_there")
 def test_so_is_what_its_index_takes_too_long_for(root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
@@ -259,6 +278,20 @@ def test_a_row_that_it_cannot_hold_is_told_and_nothing_is_left(root: Client) -> 
     with pytest.raises(CommandError, match=r"The index was not made: .*Unicode"):
         call_command("pgqueue_index", arguments=True)
     assert argument_index.is_whole("default") is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_who_make_it_at_once_leave_the_one_that_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    argument_index.make("default")
+    seen = argument_index.is_whole
+    # As the other one saw it a moment before.
+    monkeypatch.setattr(argument_index, "is_whole", lambda using: None)
+    with pytest.raises(CommandError, match="already exists"):
+        call_command("pgqueue_index", arguments=True)
+    try:
+        assert seen("default")
+    finally:
+        argument_index.drop("default")
 
 
 @pytest.mark.django_db(transaction=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 from django.db import DatabaseError
+from psycopg.errors import DuplicateTable
 
 from pgqueue_django import argument_index
 from pgqueue_django.management import selection
@@ -36,6 +37,8 @@ class Command(SuggestingCommand):
             try:
                 argument_index.make(using)
             except DatabaseError as error:
-                argument_index.drop(using)
+                # One of this name that has come meanwhile is somebody else's.
+                if not isinstance(error.__cause__, DuplicateTable):
+                    argument_index.drop(using)
                 raise CommandError(f"The index was not made: {error}".strip()) from error
         self.stdout.write(f"{argument_index.NAME}: {_STATES[argument_index.is_whole(using)]}")

@@ -50,7 +50,7 @@
   function written(value, unit) {
     if (value === null || value === undefined) return words.none;
     if (unit !== "s") return number(value);
-    if (value >= 120) return length(value);
+    if (value >= 120) return (value < 300 ? "" : "≥ ") + length(value); // 300: what a histogram ends with
     return value < 1 ? fill(words.ms, { n: number(value * 1000) }) : fill(words.s, { n: number(value) });
   }
 
@@ -500,7 +500,9 @@
     const url = root.dataset.streamUrl;
     if (!url || root.dataset.window !== "live" || !navigator.locks || !window.BroadcastChannel) return;
     const mine = (streaming = new AbortController());
-    const channel = new BroadcastChannel(`pgq ${url}`);
+    // Of those tabs that see the same: somebody else may have logged in since the first of them was opened.
+    const name = `pgq ${url} ${root.dataset.viewer}`;
+    const channel = new BroadcastChannel(name);
     const hear = ({ frame, since }) => {
       if (mine.signal.aborted) return;
       request?.abort();
@@ -541,7 +543,7 @@
         });
         open();
       });
-    navigator.locks.request(`pgq ${url}`, { signal: mine.signal }, lead).catch(() => {});
+    navigator.locks.request(name, { signal: mine.signal }, lead).catch(() => {});
   }
 
   function start() {

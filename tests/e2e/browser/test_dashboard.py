@@ -205,6 +205,26 @@ def test_seven_tabs_share_a_stream_and_the_site_still_answers(open_site: OpenSit
     assert sum(stream.count for stream in streams) == 1
 
 
+def test_no_tab_hears_what_somebody_else_may_see(open_site: OpenSite, open_tab: OpenTab) -> None:
+    """Somebody logs in where another's dashboard is still open, and streams."""
+    site = open_site("asgi", "filled", PGQUEUE={"LIVE": "sse"})
+    tab = open_tab(site)
+    error = '[data-table="dead"] tbody tr:first-child td:nth-of-type(5)'
+    with tab.page.expect_request(STREAM):
+        tab.goto(DASHBOARD)
+    expect(tab.page.locator(error)).to_contain_text(": ")
+    tab.context.add_cookies([{"name": "sessionid", "value": site.people["viewer"], "url": site.url}])
+    other = tab.another()
+    with other.expect_request(STREAM):
+        other.goto(DASHBOARD)
+    before = int(tile(other, "waiting"))
+    site.play("one")
+    for page in (tab.page, other):
+        expect(page.locator('[data-part="tiles"] [data-key="waiting"] strong')).to_have_text(str(before + 1))
+    expect(tab.page.locator(error)).to_contain_text(": ")
+    expect(other.locator(error)).not_to_contain_text(": ")
+
+
 # -- trouble ----------------------------------------------------------------------------------------------------
 
 
