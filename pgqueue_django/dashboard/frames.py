@@ -378,7 +378,7 @@ class _Drawing:
             ]
             yield chart(key, label, "s", "log", lines)
         if waits:
-            yield chart("waiting", gettext("Ready jobs"), pgettext("queue", "jobs"), "linear", list(_by_queue(waits)))
+            yield chart("waiting", gettext("Ready jobs"), "", "linear", list(_by_queue(waits)))
 
     def _now(self) -> tuple[tuple[Span | None, ...], list[Mapping[str, int] | None], float]:
         """The last two minutes: between readings what they show, where there were none the mean of each minute."""
