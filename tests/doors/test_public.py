@@ -182,7 +182,7 @@ def test_a_queue_that_is_well_says_so() -> None:
     worker("w")
     make_job("queued")
     page = text()
-    assert '<p class="verdict good">All is well.</p>' in page
+    assert '<p class="verdict good"><bdi>All is well.</bdi></p>' in page
     assert '<ul class="told">' not in page
 
 
@@ -194,9 +194,9 @@ def test_what_is_wrong_is_said_in_words() -> None:
     rows.move_clock(late.pk, "run_after", -400)
     rows.move_clock(late.pk, "enqueued_at", -400)
     page = text()
-    assert '<p class="verdict error">Jobs that should run do not.</p>' in page
-    assert "<li>Queue billing: no worker takes its jobs.</li>" in page
-    assert "<li>Queue billing: a job has been waiting for 7 min.</li>" in page
+    assert '<p class="verdict error"><bdi>Jobs that should run do not.</bdi></p>' in page
+    assert "<li><bdi>Queue billing: no worker takes its jobs.</bdi></li>" in page
+    assert "<li><bdi>Queue billing: a job has been waiting for 7 min.</bdi></li>" in page
 
 
 @ROLLED_BACK
