@@ -162,7 +162,8 @@
 
   function setCell(node, cell) {
     if (shapeFound(node) !== shapeOf(cell)) {
-      if (node.contains(document.activeElement)) return;
+      // Nor what somebody has opened, and may have written into.
+      if (node.contains(document.activeElement) || node.querySelector("details[open]")) return;
       const progress = (cell.fraction ?? null) === null ? [] : [" ", make("progress", { max: 1 })];
       const forms = (cell.buttons || []).flatMap((button) => [" ", makeForm(button)]);
       node.replaceChildren(make(cell.url ? "a" : "span", {}), ...progress, ...forms);

@@ -134,6 +134,21 @@ def test_an_update_leaves_the_focus_and_what_was_typed(live: Site, open_tab: Ope
     expect(reason).to_have_value("the provider")
 
 
+def test_what_somebody_has_opened_stays_open_when_other_buttons_come(live: Site, open_tab: OpenTab) -> None:
+    page = open_tab(live).goto(DASHBOARD)
+    queue = page.locator('[data-table="queues"] [data-key="queue-partners"]')
+    queue.locator("summary").click()
+    queue.locator('input[name="reason"]').fill("the provider")
+    page.locator("h1").click()  # away with the focus
+    live.rows(
+        "INSERT INTO pgqueue_job (task, queue_name, state, finished_at) "
+        "VALUES ('orders.tasks.gone', 'partners', 'dead', statement_timestamp())"
+    )
+    expect(queue.locator("td").nth(5)).to_contain_text("1")
+    expect(queue.locator('input[name="reason"]')).to_have_value("the provider")
+    expect(queue.locator('input[name="reason"]')).to_be_visible()
+
+
 def test_the_page_is_whole_without_javascript(live: Site, open_tab: OpenTab) -> None:
     page = open_tab(live, java_script_enabled=False).goto(DASHBOARD)
     expect(page.locator('[data-part="tiles"] li')).to_have_count(7)
