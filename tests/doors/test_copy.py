@@ -223,7 +223,7 @@ WRONG = {
     "no priority": ({"priority": "1.5"}, "priority", "whole number"),
     "moment": ({"run_after": "soon"}, "run_after", "Enter a valid date/time."),
     "far": ({"run_after": "9999-01-01 00:00:00"}, "run_after", "Give a year before 9000."),
-    "too far": ({"run_after": "2999-01-01 00:00:00"}, "run_after", "36500 days"),
+    "too far": ({"run_after": "2999-01-01 00:00:00"}, "run_after", "36,500 days"),
     "long reason": ({"reason": "r" * 201}, "reason", "200"),
     "no token": ({"token": ""}, "token", "This field is required."),
 }  # fmt: skip
