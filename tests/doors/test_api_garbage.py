@@ -34,6 +34,7 @@ from hypothesis.strategies import SearchStrategy
 from verbs.rows import make_job
 
 from pgqueue_django.api import cursors, enqueueing
+from pgqueue_django.walks import Cut
 from tests.doors.opened.tasks import echo
 
 from .api_tasks import charge, closed, pack
@@ -272,7 +273,7 @@ PARAMETERS = (
 @st.composite
 def queries(draw: Callable[[SearchStrategy[Any]], Any]) -> str:
     """Cursors of ours, too: for other filters, cut, and with something in them changed."""
-    cursor = cursors.written([draw(st.integers(0, 2**63))], draw(st.sampled_from([{}, {"state": "dead"}])))
+    cursor = cursors.written(Cut((draw(st.integers(0, 2**63)),), True), draw(st.sampled_from([{}, {"state": "dead"}])))
     place = draw(st.integers(0, len(cursor)))
     bent = [
         cursor,

@@ -391,7 +391,7 @@ def test_the_first_steps_are_there_until_there_was_a_job(browser: Browser) -> No
     steps = frame(client)["checklist"]
     assert [step["done"] for step in steps] == [True, True, False, False]
     assert "manage.py pgqueue_worker" in steps[2]["code"]
-    assert re.search(r"manage.py pgqueue_enqueue testproject\.\S+", steps[3]["code"])
+    assert re.search(r"manage.py pgqueue_enqueue \w+\.\S+", steps[3]["code"])
     worker("w")
     assert [step["done"] for step in frame(client)["checklist"]] == [True, True, True, False]
     job = make_job("succeeded")

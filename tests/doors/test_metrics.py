@@ -404,7 +404,7 @@ def test_no_connection_is_left_open(token: None, second_connection: Any) -> None
 def test_probes_of_anybody_are_one_session_for_half_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def answer(ask: Any, until: float) -> float:
+    def answer(ask: Any, until: float, database: Any) -> float:
         asked.append(time.monotonic())
         return 0.001
 
@@ -428,13 +428,13 @@ class Askers:
         self._coming -= 1
         return self.shared.reading()
 
-    def answer(self, ask: Any, until: float) -> Any:
+    def answer(self, ask: Any, until: float, database: Any) -> Any:
         self.tries.append(time.monotonic())
         rows.wait_for(lambda: self._coming == 0)
         return object()
 
-    def fail(self, ask: Any, until: float) -> Any:
-        self.answer(ask, until)
+    def fail(self, ask: Any, until: float, database: Any) -> Any:
+        self.answer(ask, until, database)
         raise answers.Unanswered("away")
 
 

@@ -106,9 +106,14 @@ def no_finalizers() -> Iterator[None]:
 
 def test_what_is_raised_is_what_was_asked_for_and_a_call_that_is_over_is_left_alone(no_finalizers: None) -> None:
     guard = Guard()
-    threading.Timer(0.01, guard.interrupt, [JobCancelled]).start()
+
+    def interrupted() -> None:
+        # From in here: before the call has begun there is nothing to interrupt.
+        threading.Timer(0.01, guard.interrupt, [JobCancelled]).start()
+        spin(30)
+
     with pytest.raises(JobCancelled):
-        guard.call(partial(spin, 30))
+        guard.call(interrupted)
     guard.interrupt(JobTimeout)
     assert own_code() == 1225
     assert guard.call(lambda: 1) == 1
