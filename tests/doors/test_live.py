@@ -332,7 +332,7 @@ def test_readings_with_a_long_time_between_them_say_nothing_of_it(watch: live._W
     add(State.SUCCEEDED, 30)
     recent = watch.take(DB).recent(live.RATE_SECONDS)
     assert recent.done == 30
-    assert recent.seconds != pytest.approx(live.GAP_SECONDS + 30, abs=2)
+    assert recent.begin % 60 == 0, "of the minutes, not of the readings"
 
 
 def test_what_is_remembered_is_two_minutes_and_an_hour(watch: live._Watch) -> None:
