@@ -31,6 +31,7 @@ from pgqueue_django.dashboard import frames, live
 from pgqueue_django.models import AuditEntry, Job, Queue, Schedule
 from pgqueue_django.outcomes import Failed, Failure, Kind
 from pgqueue_django.states import State
+from pgqueue_django.tasks import resolve
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -391,7 +392,8 @@ def test_the_first_steps_are_there_until_there_was_a_job(browser: Browser) -> No
     steps = frame(client)["checklist"]
     assert [step["done"] for step in steps] == [True, True, False, False]
     assert "manage.py pgqueue_worker" in steps[2]["code"]
-    assert re.search(r"manage.py pgqueue_enqueue \w+\.\S+", steps[3]["code"])
+    (path,) = re.findall(r"manage.py pgqueue_enqueue (\w+\.\S+)", steps[3]["code"])
+    assert resolve(path).path == path
     worker("w")
     assert [step["done"] for step in frame(client)["checklist"]] == [True, True, True, False]
     job = make_job("succeeded")

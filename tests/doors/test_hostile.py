@@ -162,20 +162,23 @@ class Skeleton(HTMLParser):
         self.tags: list[tuple[str, ...]] = []
         self.unbalanced: list[str] = []
         self._open: list[str] = []
+        self._in_ticks = False
         self.feed(page)
         self.close()
         self.unbalanced += self._open
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         known = dict(attrs)
+        # How many numbers stand beside a chart is a matter of the second in which it is drawn.
+        self._in_ticks = known.get("class") == "pgq-ticks" or (self._in_ticks and tag == "span")
         assert len(known) == len(attrs), f"an attribute twice: {tag} {attrs}"
         if tag not in VOID and tag not in ("path", "circle", "rect"):
             self._open.append(tag)
         if tag in ("a", "span"):
             # What can be looked for by its name is a link, and what cannot is none.
             tag, known = "text", {name: value for name, value in known.items() if name != "href"}
-            if not known:
-                return  # how many numbers stand beside a chart is a matter of the second in which it is drawn
+            if self._in_ticks:
+                return
         # Of a message only listed words are there, and maybe none; and lines are lines.
         if known.get("class") != "said" and tag != "br":
             fixed = [f"{name}={re.sub(r'[0-9]+', 'N', str(known[name]))}" for name in FIXED if name in known]
