@@ -23,6 +23,13 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
+    """A table of jobs that has been vacuumed: what all tests leave dead is no bloat, whenever autovacuum comes."""
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute("VACUUM pgqueue_job")
+
+
 @pytest.fixture
 def make_job(db: None) -> Callable[..., Job]:
     """``make_job(state="queued", **columns)``: see ``verbs.rows.make_job``."""
