@@ -9,7 +9,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import router, transaction
-from django.db.models import QuerySet
+from django.db.models import BooleanField, ExpressionWrapper, QuerySet
 from django.http import HttpRequest
 from django.utils.timezone import now
 from django.utils.translation import gettext, pgettext_lazy
@@ -66,12 +66,17 @@ class QueueAdmin(TrailMixin, WhereJobsAre, _QueueAdmin):
     actions = ("resume_queues",)
     ordering = ("name",)
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        is_paused = ExpressionWrapper(queues.IS_PAUSED, output_field=BooleanField())
+        rows: QuerySet[Queue] = super().get_queryset(request).annotate(is_paused=is_paused)
+        return rows
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
         return ("name",) if obj else ()
 
     @admin.display(boolean=True, description=pgettext_lazy("queue", "paused"))
-    def paused(self, queue: Queue) -> bool:
-        return queue.name in queues.paused(router.db_for_write(Queue))
+    def paused(self, queue: Any) -> bool:
+        return bool(queue.is_paused)
 
     def save_model(self, request: HttpRequest, obj: Queue, form: Any, change: bool) -> None:
         using = router.db_for_write(Queue)

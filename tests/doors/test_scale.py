@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import NoReverseMatch, reverse
@@ -15,7 +16,7 @@ from bench import pages
 from doors.conftest import analyze
 from doors.test_job_list import link, plans
 from pgqueue_django import argument_index
-from pgqueue_django.models import Job
+from pgqueue_django.models import AuditEntry, Job, Queue, Schedule, Worker
 from pgqueue_django.states import State
 
 MILLISECONDS = 300
@@ -68,6 +69,26 @@ def test_pages_scan_no_table_and_ask_as_much_as_with_few(browser: Callable[..., 
         # A list that is all on one page is not counted (a savepoint, its settings, the count, back, and released), and
         # of an empty one no rows are read.
         assert max(numbers) - min(numbers) in (0, 1, 5, 6), (name, numbers)
+
+
+@pytest.mark.parametrize("page", ["queue", "schedule", "worker", "auditentry"])
+def test_a_list_asks_as_much_of_many_rows_as_of_two(page: str, browser: Callable[..., Client], db: None) -> None:
+    client, url, asked = browser(superuser=True), f"/admin/pgqueue_django/{page}/", list[int]()
+    for numbers in (range(2), range(2, 50)):
+        Queue.objects.bulk_create(Queue(name=f"queue-{one}", paused_at=Now()) for one in numbers)
+        Worker.objects.bulk_create(
+            Worker(id=f"{one}", name=f"worker-{one}", pid=1, concurrency=1, lease_seconds=30) for one in numbers
+        )
+        Schedule.objects.bulk_create(
+            Schedule(name=f"schedule {one}", task="shop.tasks.charge", line="* * * * *", zone="UTC", next_at=Now())
+            for one in numbers
+        )
+        AuditEntry.objects.bulk_create(AuditEntry(actor=f"actor {one}", action="requeue") for one in numbers)
+        with CaptureQueriesContext(connection) as queries:
+            shown = client.get(url).content.decode()
+        assert any(f"{name}{numbers[-1]}" in shown for name in ("queue-", "schedule ", "actor ", "worker-"))
+        asked.append(len(queries))
+    assert asked[0] == asked[1] > 0
 
 
 def _more(jobs: int) -> None:

@@ -56,7 +56,11 @@ def address(site: Site, page: str) -> str:
 
 
 # Django's own forms: axe finds faults in them that are not ours.
-FORMS = ("schedule/add", "queue/add", "schedule/{schedule}/change", "queue/mail/change")
+FORMS = (
+    *("schedule/add", "schedule/{schedule}/change", "schedule/{schedule}/delete", "schedule/{schedule}/history"),
+    *("queue/add", "queue/mail/change", "queue/mail/history", "worker/{worker}/change", "worker/{worker}/history"),
+    *("auditentry/{entry}/change", "auditentry/{entry}/history", "job/{dead}/history"),
+)
 
 
 @pytest.mark.smoke

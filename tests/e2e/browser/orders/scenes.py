@@ -12,6 +12,7 @@ import django
 
 django.setup()
 
+from django.contrib.admin.utils import quote  # noqa: E402
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY  # noqa: E402
 from django.contrib.auth.models import Group, User  # noqa: E402
 from django.contrib.sessions.backends.db import SessionStore  # noqa: E402
@@ -22,7 +23,7 @@ from orders import tasks  # noqa: E402
 
 from pgqueue_django import enqueue_many, queues, stats, transitions  # noqa: E402
 from pgqueue_django.audit import Trail  # noqa: E402
-from pgqueue_django.models import Job, Schedule, Worker  # noqa: E402
+from pgqueue_django.models import AuditEntry, Job, Schedule, Worker  # noqa: E402
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind, Retried, Settled, Succeeded  # noqa: E402
 from pgqueue_django.states import FINISHED, State  # noqa: E402
 from testproject.shop import seed  # noqa: E402
@@ -71,7 +72,8 @@ def filled() -> dict[str, Any]:
     _sql("UPDATE pgqueue_worker SET heartbeat_at = statement_timestamp() - interval '3 hours' WHERE id = %s", lost)
     _sql('UPDATE pgqueue_worker SET memory_bytes = 84500000, skew_seconds = 0.003, queues = \'["billing", "mail"]\'')
 
-    told: dict[str, Any] = {}
+    # As the admin quotes it in an address.
+    told: dict[str, Any] = {"worker": quote(anvil)}
     for order in range(1041, 1049):
         told["succeeded"] = _ended(anvil, _charge(order, 1999), Succeeded('{"charged": 1999}'))
     for order in range(1051, 1056):
@@ -244,7 +246,7 @@ def audited() -> dict[str, Any]:
     for number in range(3):
         trail = Trail("default", actor="ana", action="requeue", target=f"{number + 1} jobs", reason="the bank is back")
         trail.add(number + 1, skipped=number)
-    return {}
+    return {"entry": AuditEntry.objects.latest("pk").pk}
 
 
 def mailed() -> dict[str, Any]:
