@@ -32,6 +32,7 @@ RETENTION: Mapping[str, float | None] = {
 PROBLEMS: Mapping[str, float] = {
     "unserved_seconds": 30.0,
     "oldest_due_seconds": 300.0,
+    "unknown_task_seconds": 120.0,
     "schedule_late_seconds": 120.0,
     "failure_rate": 0.25,
     "failures": 10.0,

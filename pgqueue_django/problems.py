@@ -36,6 +36,7 @@ class Rule(StrEnum):
 
     UNSERVED = "queue_without_worker"
     OLDEST_DUE = "oldest_due"
+    UNKNOWN_TASK = "unknown_task"
     SCHEDULE_LATE = "schedule_late"
     FAILURE_RATE = "failure_rate"
     LEASES_EXPIRED = "leases_expired"
@@ -44,16 +45,17 @@ class Rule(StrEnum):
     BLOAT = "table_bloat"
 
 
-SEVERITIES: Mapping[Rule, Severity] = {
-    rule: Severity.ERROR if rule in (Rule.UNSERVED, Rule.OLDEST_DUE, Rule.SCHEDULE_LATE) else Severity.WARNING
-    for rule in Rule
-}
+_ERRORS = (Rule.UNSERVED, Rule.OLDEST_DUE, Rule.UNKNOWN_TASK, Rule.SCHEDULE_LATE)
+SEVERITIES: Mapping[Rule, Severity] = {rule: Severity.ERROR if rule in _ERRORS else Severity.WARNING for rule in Rule}
 
 TEXTS: Mapping[Rule, str] = {
     Rule.UNSERVED: gettext_noop(
         "Queue %(queue)s: no live worker takes it; its oldest due job has waited for %(time)s."
     ),
     Rule.OLDEST_DUE: gettext_noop("Queue %(queue)s: its oldest due job has waited for %(time)s."),
+    Rule.UNKNOWN_TASK: gettext_noop(
+        "Task %(task)s: no live worker knows it; its jobs have been handed back for %(time)s."
+    ),
     Rule.SCHEDULE_LATE: gettext_noop("Schedule %(schedule)s: its next tick is %(time)s late."),
     Rule.FAILURE_RATE: gettext_noop(
         "Task %(task)s: %(failures)d of %(attempts)d attempts failed in the last %(minutes)d minutes."
@@ -119,6 +121,12 @@ def _oldest_due(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
             yield {"queue": queue, "seconds": seconds}
 
 
+def _unknown_task(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
+    for task, seconds in taken.unknown_tasks.items():
+        if seconds > limits["unknown_task_seconds"]:
+            yield {"task": task, "seconds": seconds}
+
+
 def _schedule_late(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
     for schedule, seconds in taken.schedules.items():
         if seconds > limits["schedule_late_seconds"]:
@@ -158,6 +166,7 @@ def _bloat(taken: Snapshot, limits: _Limits) -> Iterator[_Facts]:
 _RULES: Mapping[Rule, Callable[[Snapshot, _Limits], Iterator[_Facts]]] = {
     Rule.UNSERVED: _unserved,
     Rule.OLDEST_DUE: _oldest_due,
+    Rule.UNKNOWN_TASK: _unknown_task,
     Rule.SCHEDULE_LATE: _schedule_late,
     Rule.FAILURE_RATE: _failure_rate,
     Rule.LEASES_EXPIRED: _leases_expired,

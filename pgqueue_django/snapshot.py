@@ -124,6 +124,8 @@ class Snapshot:
     """Seconds since the last heartbeat of those whose lease has ended since, the latest first."""
     paused: Mapping[str, float]
     """Seconds since each paused queue was paused."""
+    unknown_tasks: Mapping[str, float]
+    """Seconds since a job of each task that no live worker says it knows was handed back; ``MAX_LISTED`` at most."""
     schedules: Mapping[str, float]
     """How late the next tick of each schedule is that is to fire, in seconds; 0: it has not come."""
     failing: tuple[Failing, ...]
@@ -216,6 +218,26 @@ WITH RECURSIVE name(queue_name) AS (
     SELECT queue_name, state, count(*), false FROM (
         SELECT queue_name, state FROM waiting UNION ALL TABLE running UNION ALL TABLE failed UNION ALL TABLE dead
     ) AS seen GROUP BY queue_name, state
+), parked(task) AS (
+    (SELECT task FROM pgqueue_job WHERE parked_at IS NOT NULL ORDER BY task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.task FROM pgqueue_job job
+            WHERE job.parked_at IS NOT NULL AND job.task > parked.task
+            ORDER BY job.task LIMIT 1)
+    FROM parked WHERE parked.task IS NOT NULL
+), unknown AS (
+    SELECT named.task, EXTRACT(EPOCH FROM statement_timestamp() - first.parked_at) AS seconds
+    FROM (SELECT task FROM parked WHERE task IS NOT NULL LIMIT %(listed)s) AS named
+    CROSS JOIN LATERAL (
+        SELECT min(parked_at) AS parked_at FROM (
+            SELECT job.parked_at FROM pgqueue_job job
+            WHERE job.parked_at IS NOT NULL AND job.task >= named.task AND job.task <= named.task
+            ORDER BY job.task, job.id LIMIT %(few)s) AS seen
+    ) AS first
+    WHERE NOT EXISTS (
+        SELECT FROM pgqueue_worker one
+        WHERE one.heartbeat_at > statement_timestamp() - make_interval(secs => one.lease_seconds)
+          AND one.tasks @> to_jsonb(named.task))
 ), oldest AS (
     SELECT queue_name, EXTRACT(EPOCH FROM statement_timestamp() - min(due)) AS seconds FROM (
         SELECT queue_name, due FROM ready WHERE due IS NOT NULL
@@ -269,6 +291,7 @@ SELECT statement_timestamp(), jsonb_build_object(
     'served', (SELECT jsonb_agg(DISTINCT taken) FROM worker, jsonb_array_elements_text(queues) AS taken WHERE alive),
     'late', (SELECT jsonb_agg(jsonb_build_array(id, age) ORDER BY age, id) FROM late),
     'paused', (SELECT jsonb_object_agg(name, seconds) FROM paused),
+    'unknown', (SELECT jsonb_object_agg(task, seconds) FROM unknown),
     'schedules', (SELECT jsonb_object_agg(name, late) FROM schedule),
     'failing', (SELECT jsonb_agg(jsonb_build_array(task, attempts, failures) ORDER BY failures DESC, task)
                 FROM failing),
@@ -340,6 +363,7 @@ def take(using: str | None = None) -> Snapshot:
         served=None if takes_all else frozenset(told["served"] or ()),
         late_workers=_seconds(dict(told["late"] or ())),
         paused=_seconds(told["paused"]),
+        unknown_tasks=_seconds(told["unknown"]),
         schedules=_seconds(told["schedules"]),
         failing=tuple(Failing(*one) for one in told["failing"] or ()),
         expired_recently=told["expired"],

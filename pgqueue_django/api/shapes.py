@@ -167,6 +167,7 @@ def snapshot(taken: Snapshot) -> dict[str, Any]:
         "busy_slots": taken.busy_slots,
         "late_workers_seconds": dict(taken.late_workers),
         "paused_seconds": dict(taken.paused),
+        "unknown_tasks_seconds": dict(taken.unknown_tasks),
         "schedules_late_seconds": dict(taken.schedules),
         "problems": [
             {"rule": one.rule, "severity": one.severity, "text": one.text, "facts": dict(one.facts)}

@@ -230,6 +230,9 @@ class _Drawing:
     def _of_queue(self, name: str, state: State | None = None) -> str:
         return self._jobs(state, f"queue:{name}") if QUEUE_NAME.fullmatch(name) else ""
 
+    def _of_task(self, name: str) -> str:
+        return f"{self.lists_url}?{urlencode({'task': name})}" if self.lists_url else ""
+
     def _job(self, id: int) -> str:
         return self._url("job_change", id) if self.lists_url else ""
 
@@ -270,6 +273,8 @@ class _Drawing:
         facts = problem.facts
         if "queue" in facts:
             return self._of_queue(str(facts["queue"]))
+        if problem.rule == Rule.UNKNOWN_TASK:
+            return self._of_task(str(facts["task"]))
         if problem.rule == Rule.FAILURE_RATE:
             return self._url("job_problems") if self.lists_url else ""
         if problem.rule in (Rule.LEASES_EXPIRED, Rule.WORKER_LATE):
@@ -420,7 +425,7 @@ class _Drawing:
             if one.failed:
                 share = number_format(100 * one.failed / (one.done + one.failed), 1)
                 failed += f" ({gettext('%(percent)s%%') % {'percent': share}})"
-            url = f"{self.lists_url}?{urlencode({'task': one.task})}" if self.lists_url else ""
+            url = self._of_task(one.task)
             cells = [
                 _cell(one.task, url=url),
                 _cell(_count(one.done)),

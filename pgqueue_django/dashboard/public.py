@@ -46,6 +46,7 @@ _CHARACTERS = 2_000  # of a message's end, where its last line is
 _TEXTS: Mapping[Rule, Any] = {
     Rule.UNSERVED: _("Queue %(queue)s: no worker takes its jobs."),
     Rule.OLDEST_DUE: _("Queue %(queue)s: a job has been waiting for %(time)s."),
+    Rule.UNKNOWN_TASK: _("No worker has the code of a task."),
     Rule.SCHEDULE_LATE: _("A schedule is late."),
     Rule.FAILURE_RATE: _("Many attempts of a task fail."),
     Rule.LEASES_EXPIRED: _("Workers are lost while they run jobs."),

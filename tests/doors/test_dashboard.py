@@ -271,6 +271,7 @@ def test_every_link_leads_somewhere(browser: Browser, settings: Any) -> None:
             "failure_rate": 0,
             "schedule_late_seconds": 0,
             "paused_seconds": 0,
+            "unknown_task_seconds": 0,
         },
     }
     for state in State:
@@ -281,13 +282,14 @@ def test_every_link_leads_somewhere(browser: Browser, settings: Any) -> None:
     rows.move_clock(Job.objects.get(state="queued").pk, "run_after", -100)
     rows.move_clock(Job.objects.get(state="queued").pk, "enqueued_at", -100)
     add(State.DEAD, 20)
+    make_job(State.SCHEDULED, parked=True)
     client = browser(superuser=True)
     found: set[str] = set()
     for window in frames.WINDOWS:
         content = frame(client, f"?window={window}")
         found |= urls_in(content)
         assert all(tile["url"] for tile in content["tiles"])
-    assert len(content["problems"]) >= 3
+    assert len(content["problems"]) >= 4
     assert all(problem["url"] for problem in content["problems"])
     assert len(found) > 20
     for url in found:

@@ -98,6 +98,40 @@ def test_a_job_whose_task_no_worker_knows_is_due_although_it_is_put_off_again_an
     assert found() == {}
 
 
+def park(task: str, seconds: float, **columns: Any) -> None:
+    """A job that workers without its code have handed back for so long."""
+    job = rows.make_job(State.SCHEDULED, parked=True, task=task, **columns)
+    rows.move_clock(job.pk, "parked_at", -seconds)
+
+
+def test_a_task_that_no_live_worker_knows_is_named() -> None:
+    work("w", tasks=["shop.tasks.charge"])
+    park("shop.tasks.gone", 121)
+    park("shop.tasks.gone", 200, queue_name="mail")
+    park("shop.tasks.renamed", 250)
+    park("shop.tasks.new", 119)
+    park("shop.tasks.charge", 400, queue_name="paused")
+    queues.pause("default", "paused")
+    first, second = found().pop(Rule.UNKNOWN_TASK)
+    assert (first.severity, first.facts["task"], second.facts["task"]) == (
+        Severity.ERROR, "shop.tasks.renamed", "shop.tasks.gone",
+    )  # fmt: skip
+    assert second.text == "Task shop.tasks.gone: no live worker knows it; its jobs have been handed back for 200 s."
+    # A worker that is gone knows nothing any more, and one that is there and knows it takes its jobs soon.
+    Worker.objects.filter(id="w").update(tasks=["shop.tasks.renamed"])
+    work("gone", tasks=["shop.tasks.gone"], heartbeat=31)
+    assert {one.facts["task"] for one in found()[Rule.UNKNOWN_TASK]} == {"shop.tasks.gone", "shop.tasks.charge"}
+    transitions.adopt("default", ["shop.tasks.gone", "shop.tasks.charge"], limit=9)
+    assert Rule.UNKNOWN_TASK not in found()
+
+
+def test_of_very_many_unknown_tasks_some_are_named() -> None:
+    for number in range(snapshot.MAX_LISTED + 5):
+        park(f"gone{number:03}", 200)
+    assert len(snapshot.take().unknown_tasks) == snapshot.MAX_LISTED
+    assert len(found()[Rule.UNKNOWN_TASK]) == problems.MAX_EACH
+
+
 def test_a_schedule_whose_tick_is_late() -> None:
     for name, late, columns in (
         ("late", 121, {}),

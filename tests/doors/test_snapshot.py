@@ -191,6 +191,27 @@ def explained(node: dict[str, Any]) -> Any:
         yield from explained(child)
 
 
+def test_of_parked_jobs_the_first_of_each_task_are_read() -> None:
+    fill(scheduled=3_000)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pgqueue_job SET task = 'gone' || id % 3, parked_at = statement_timestamp() - interval '1 day'"
+        )
+    analyze()
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(snapshot._PLANNING, ["10s"])
+        cursor.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + snapshot._READING, {**snapshot._bounds(), "few": 10})
+        (text,) = cursor.fetchone()
+    (tree,) = json.loads(text) if isinstance(text, str) else text
+    read = [
+        node["Actual Rows"] * node["Actual Loops"]
+        for node in explained(tree["Plan"])
+        if node.get("Index Name") == "pgqueue_job_parked"
+    ]
+    assert 3 * 10 <= sum(read) <= 3 * 10 + 10
+    assert set(snapshot.take().unknown_tasks) == {"gone0", "gone1", "gone2"}
+
+
 def test_rows_read_are_bounded_by_the_cap() -> None:
     fill(scheduled=3_000, queued=3_000, failed=3_000, dead=3_000, running=3_000)
     analyze()

@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 from verbs import rows
 
-from pgqueue_django import enqueue_many, task_by_name, transitions
+from pgqueue_django import enqueue_many, snapshot, task_by_name, transitions
 from pgqueue_django.models import Job, Stat
 from pgqueue_django.states import State
 from tests.machine import handlers
@@ -65,6 +65,7 @@ def test_its_job_goes_back_uncharged_and_is_never_dead(drain: Drain, log: Callab
     assert not Stat.objects.exists()
     assert len(log("nowhere.at_all")) == 1
     assert "uncharged" in log("nowhere.at_all")[0]
+    assert set(snapshot.take().unknown_tasks) == {"nowhere.at_all"}
 
 
 def test_the_longer_nobody_knows_it_the_longer_it_waits(drain: Drain, log: Callable[..., list[str]]) -> None:
