@@ -113,14 +113,15 @@ def test_a_late_success_of_a_cancelled_job_is_void(worker: Worker, gate: Gate, l
 def test_a_job_that_is_cancelled_before_it_began_never_begins(worker: Worker, gate: Gate) -> None:
     """Claimed ahead of a free slot and cancelled there, before its 200 ms were over."""
     running = worker(concurrency=1, listen=True)
-    cancelled: set[int] = set()
+    held, cancelled = running.loop.held, set[int]()
     for _ in range(20):
         quick = [handlers.write_and_wait.enqueue(str(gate_that_is_open(gate))) for _ in range(20)]
         wait_for(lambda quick=quick: all(job(one).state == State.SUCCEEDED for one in quick))
         door = gate()
         blocked = [handlers.write_and_wait.enqueue(str(door)) for _ in range(10)]
-        wait_for(lambda: running.loop._slots.load)
-        waiting = {id: attempt for id, attempt in list(running.loop.held.items()) if attempt.begun_at is None}
+        # The only slot has begun one, so that none of the others begins.
+        wait_for(lambda blocked=blocked: any(one.id in held and held[one.id].begun_at is not None for one in blocked))
+        waiting = {id: attempt for id, attempt in list(held.items()) if attempt.begun_at is None}
         cancelled = transitions.cancel("default", waiting)
         wait_for(lambda waiting=waiting, ids=cancelled: all(waiting[id].void.is_set() for id in ids))
         door.open()
