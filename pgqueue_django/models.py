@@ -30,6 +30,8 @@ if not apps.is_installed("pgqueue_django"):
     )
 
 M = TypeVar("M", bound=models.Model, covariant=True)
+MAX_WORKER_TASKS = 500
+"""Names of tasks in a worker's row: who has so many may know more."""
 MOMENTS = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC))
 
 

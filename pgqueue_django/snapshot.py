@@ -20,7 +20,7 @@ from django.db import connections, router, transaction
 from django.db.backends.utils import CursorWrapper
 
 from . import stats
-from .models import Job
+from .models import MAX_WORKER_TASKS, Job
 from .states import WAITING, State
 
 CAP = 10_000
@@ -146,6 +146,12 @@ _SUMS = {
     **{f"run_{place}": f"run_counts[{place}]" for place in range(1, _BUCKETS + 1)},
 }
 
+
+def knows_more(tasks: str) -> str:
+    """SQL: whether the worker whose ``tasks`` these are may know others, too."""
+    return f"CASE WHEN jsonb_typeof({tasks}) = 'array' THEN jsonb_array_length({tasks}) >= {MAX_WORKER_TASKS} END"
+
+
 # Every walk is ordered as its index is. Failed and dead are told apart by a range, not by equality: the planner
 # would drop an equal state from the order, and might walk the primary key over all jobs to find them.
 # A ready job's due time is read from the head of each priority: the first row there has waited longest.
@@ -219,25 +225,29 @@ WITH RECURSIVE name(queue_name) AS (
         SELECT queue_name, state FROM waiting UNION ALL TABLE running UNION ALL TABLE failed UNION ALL TABLE dead
     ) AS seen GROUP BY queue_name, state
 ), parked(task) AS (
-    (SELECT task FROM pgqueue_job WHERE parked_at IS NOT NULL ORDER BY task LIMIT 1)
+    (SELECT task FROM pgqueue_job WHERE parked_at IS NOT NULL AND state || '' = 'scheduled' ORDER BY task LIMIT 1)
     UNION ALL
     SELECT (SELECT job.task FROM pgqueue_job job
-            WHERE job.parked_at IS NOT NULL AND job.task > parked.task
+            WHERE job.parked_at IS NOT NULL AND job.state || '' = 'scheduled' AND job.task > parked.task
             ORDER BY job.task LIMIT 1)
     FROM parked WHERE parked.task IS NOT NULL
 ), unknown AS (
     SELECT named.task, EXTRACT(EPOCH FROM statement_timestamp() - first.parked_at) AS seconds
-    FROM (SELECT task FROM parked WHERE task IS NOT NULL LIMIT %(listed)s) AS named
+    FROM (
+        SELECT task FROM (SELECT task FROM parked WHERE task IS NOT NULL LIMIT %(pairs)s) AS one
+        WHERE NOT EXISTS (
+            SELECT FROM pgqueue_worker live
+            WHERE live.heartbeat_at > statement_timestamp() - make_interval(secs => live.lease_seconds)
+              AND (jsonb_exists(live.tasks, one.task) OR {knows_more("live.tasks")}))
+        LIMIT %(listed)s
+    ) AS named
     CROSS JOIN LATERAL (
         SELECT min(parked_at) AS parked_at FROM (
             SELECT job.parked_at FROM pgqueue_job job
-            WHERE job.parked_at IS NOT NULL AND job.task >= named.task AND job.task <= named.task
+            WHERE job.parked_at IS NOT NULL AND job.state || '' = 'scheduled'
+              AND job.task >= named.task AND job.task <= named.task
             ORDER BY job.task, job.id LIMIT %(few)s) AS seen
     ) AS first
-    WHERE NOT EXISTS (
-        SELECT FROM pgqueue_worker one
-        WHERE one.heartbeat_at > statement_timestamp() - make_interval(secs => one.lease_seconds)
-          AND one.tasks @> to_jsonb(named.task))
 ), oldest AS (
     SELECT queue_name, EXTRACT(EPOCH FROM statement_timestamp() - min(due)) AS seconds FROM (
         SELECT queue_name, due FROM ready WHERE due IS NOT NULL

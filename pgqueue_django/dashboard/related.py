@@ -11,10 +11,9 @@ from psycopg.errors import QueryCanceled
 
 from pgqueue_django import snapshot
 from pgqueue_django.models import Job
-from pgqueue_django.snapshot import index_walks
+from pgqueue_django.snapshot import index_walks, knows_more
 
 MAX_COPIES = 20
-_MAX_TASKS = 500  # names in a worker's row: who has so many may know more
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Related:
 
 # Of an equal fingerprint the planner would drop it from the order, and may walk all jobs by their ids; of a range
 # it does not. The copies are in no order of ids for the same reason.
-_RELATED = """
+_RELATED = f"""
 WITH alive AS MATERIALIZED (
     SELECT id, tasks FROM pgqueue_worker
     WHERE heartbeat_at > statement_timestamp() - make_interval(secs => lease_seconds)
@@ -62,7 +61,7 @@ WITH alive AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM alive),
        EXISTS (SELECT FROM alive WHERE id = %(worker)s OR jsonb_exists(tasks, %(task)s)
-               OR CASE WHEN jsonb_typeof(tasks) = 'array' THEN jsonb_array_length(tasks) >= %(tasks)s END),
+               OR {knows_more("tasks")}),
        hour, day, week, is_capped,
        (SELECT state FROM pgqueue_job WHERE id = %(original)s),
        (SELECT json_agg(json_build_array(id, state))::text FROM copies)
@@ -80,7 +79,6 @@ def related(using: str, job: Job) -> Related | None:
         "original": job.copy_of,
         "cap": snapshot.CAP,
         "copies": MAX_COPIES + 1,
-        "tasks": _MAX_TASKS,
     }
     try:
         with index_walks(using) as cursor:

@@ -29,7 +29,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from pgqueue_django import conf, logs, payload, queues, stats, transitions, wakeups
 from pgqueue_django.exceptions import JobCancelled, JobTimeout, LeaseLost, TaskNotFound
-from pgqueue_django.models import Job
+from pgqueue_django.models import MAX_WORKER_TASKS, Job
 from pgqueue_django.outcomes import Outcome, Released, Retried, Settled, Succeeded
 from pgqueue_django.states import State
 from pgqueue_django.tasks import Task, declared_tasks, resolve
@@ -67,7 +67,6 @@ _UNBEGUN_SECONDS = 0.2  # after this a job that has not begun is given back
 _SLOW_CLAIM_SECONDS, _SLOW_JOB_SECONDS = 0.01, 0.0001  # a claim that took longer, and longer for each job, is slow
 _DISOWN_SECONDS = 1.0  # between two looks for jobs that a lost reply has left with us
 _JOIN_SECONDS = 1.0  # for the other threads to end
-_TASKS = 500  # names of tasks in a worker's row
 _LOOKED_SECONDS = 30.0  # beyond the poll interval; longer without an answer and it is not ready
 _LOOK_SECONDS = 0.25  # how often deadlines are looked at
 _LAMENT_SECONDS = 30.0  # from one warning about slow receivers to the next
@@ -1014,7 +1013,7 @@ class Loop:
         return [
             *(self.worker_id, self.name[:100], socket.gethostname(), os.getpid()),
             *(json.dumps(list(options.queues)), options.concurrency, options.lease),
-            *(self._version, json.dumps(declared_tasks()[:_TASKS])),
+            *(self._version, json.dumps(declared_tasks()[:MAX_WORKER_TASKS])),
         ]
 
     def _announce(self, attempt: Attempt, settlement: Settlement) -> None:

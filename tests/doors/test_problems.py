@@ -15,7 +15,7 @@ from verbs import rows
 
 from doors.test_snapshot import add
 from pgqueue_django import answers, problems, queues, snapshot, transitions
-from pgqueue_django.models import Job, Schedule, Stat, Worker
+from pgqueue_django.models import MAX_WORKER_TASKS, Job, Schedule, Stat, Worker
 from pgqueue_django.problems import Problem, Rule, Severity
 from pgqueue_django.snapshot import Table
 from pgqueue_django.states import State
@@ -123,6 +123,24 @@ def test_a_task_that_no_live_worker_knows_is_named() -> None:
     assert {one.facts["task"] for one in found()[Rule.UNKNOWN_TASK]} == {"shop.tasks.gone", "shop.tasks.charge"}
     transitions.adopt("default", ["shop.tasks.gone", "shop.tasks.charge"], limit=9)
     assert Rule.UNKNOWN_TASK not in found()
+
+
+def test_a_worker_that_may_know_more_than_it_says_and_a_job_that_is_ready_are_no_problem() -> None:
+    park("gone", 200)
+    assert Rule.UNKNOWN_TASK in found()
+    work("w", tasks=[f"task-{number}" for number in range(MAX_WORKER_TASKS)])
+    assert Rule.UNKNOWN_TASK not in found()
+    Worker.objects.all().delete()
+    transitions.run_now("default", list(Job.objects.values_list("pk", flat=True)))
+    assert Rule.UNKNOWN_TASK not in found()
+
+
+def test_known_ones_do_not_hide_an_unknown_one() -> None:
+    names = [f"known{number:03}" for number in range(snapshot.MAX_LISTED + 5)]
+    for name in [*names, "unknown"]:
+        park(name, 200)
+    work("w", tasks=names)
+    assert [one.facts["task"] for one in found()[Rule.UNKNOWN_TASK]] == ["unknown"]
 
 
 def test_of_very_many_unknown_tasks_some_are_named() -> None:

@@ -90,7 +90,7 @@ def test_the_grants_of_the_documentation_are_enough_and_none_is_too_much(setting
                 assert is_refused(), f"it is not needed: {revoke}"
                 cursor.execute(grant)
                 revoked += 1
-    assert revoked == 12 + 6 + 3 + 5 + 2
+    assert revoked == 12 + 7 + 3 + 5 + 2
     assert public.take(ALIAS).workers == 1
 
 
