@@ -79,8 +79,10 @@
   const hovers = matchMedia("(hover: hover)");
   const isHeld = (node) => node.contains(document.activeElement) || (hovers.matches && node.matches(":hover"));
 
-  // The children of a node, by their keys, or their places where those are all that they have. While somebody points at them, or has the focus in there, none changes its
-  // place and none goes away.
+  const MOST_HELD = 100;
+
+  // The children of a node, by their keys, or their places where those are all that they have. While somebody points at
+  // them, or has the focus in there, none changes its place and none goes away; and of new ones no more come than fit.
   function sync(parent, items, create, paint, held = false) {
     const known = new Map([...parent.children].map((child, index) => [child.dataset.key ?? String(index), child]));
     let place = parent.firstElementChild;
@@ -89,6 +91,7 @@
       let child = known.get(key);
       known.delete(key);
       if (!child) {
+        if (held && parent.children.length >= MOST_HELD) return;
         child = create(item);
         child.dataset.key = key;
         parent.insertBefore(child, held ? null : place);
@@ -222,11 +225,13 @@
   }
 
   function setTile(node, tile) {
+    const shown = node.firstElementChild;
+    if ((shown.tagName === "A") !== Boolean(tile.url) && !isHeld(node)) shown.replaceWith(makeTile(tile).firstElementChild);
     const [name, text, note] = node.querySelectorAll(".pgq-name, strong, small");
     setText(name, tile.label);
     setText(text, tile.text);
     setText(note, tile.note || "");
-    setAttribute(node.firstElementChild, "href", tile.url);
+    if (node.firstElementChild.tagName === "A") setAttribute(node.firstElementChild, "href", tile.url);
   }
 
   let announced = null;
@@ -344,7 +349,8 @@
   function when(chart, known, at) {
     const seconds = (known.count - 1 - at) * chart.seconds_per_point;
     const days = chart.seconds_per_point >= 600 ? { weekday: "short", hour: "2-digit", minute: "2-digit" } : {};
-    return clock(Date.parse(chart.ends_at) - seconds * 1000, days);
+    // The last one has only begun.
+    return clock(Math.min(Date.parse(chart.ends_at) - seconds * 1000, Date.parse(takenAt)), days);
   }
 
   function read(figure, at) {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Page, Request, expect
+from playwright.sync_api import Page, Request, Route, expect
 
 from e2e.browser.conftest import OpenSite, OpenTab
 from e2e.browser.sites import Site
@@ -352,6 +354,75 @@ def test_a_lease_counts_down_and_never_below_nothing(site: Site, open_tab: OpenT
     page.clock.fast_forward(60_000)
     expect(lease).to_contain_text("expired")
     assert "-" not in lease.inner_text()
+
+
+# -- frames of the tests' own -----------------------------------------------------------------------------------
+
+Frame = dict[str, Any]
+
+
+def change_frames(page: Page, change: Callable[[Frame, int], None]) -> None:
+    """What the page hears goes through ``change`` first, with how many it has heard before."""
+    heard = itertools.count()
+
+    def pass_on(route: Route) -> None:
+        headers = {name: value for name, value in route.request.headers.items() if name != "if-none-match"}
+        answer = route.fetch(headers=headers)
+        content = answer.json()
+        change(content, next(heard))
+        route.fulfill(response=answer, json=content)
+
+    page.route(FRAME, pass_on)
+
+
+def set_tile(content: Frame, key: str, **values: str) -> None:
+    (tile,) = [tile for tile in content["tiles"] if tile["key"] == key]
+    tile.update(values)
+
+
+def test_a_pointer_that_stays_over_a_table_does_not_fill_it_without_end(site: Site, open_tab: OpenTab) -> None:
+    def others(content: Frame, number: int) -> None:
+        (running,) = [table for table in content["tables"] if table["key"] == "running"]
+        row = running["rows"][0]
+        running["rows"] = [{**row, "key": f"other-{number}-{place}"} for place in range(40)]
+        set_tile(content, "waiting", text=f"frame {number}")
+
+    tab = open_tab(site)
+    change_frames(tab.page, others)
+    page = tab.goto(DASHBOARD)
+    lines = page.locator('[data-table="running"] tbody tr')
+    lines.first.hover()
+    waiting = page.locator('[data-part="tiles"] [data-key="waiting"] strong')
+    expect(waiting).to_have_text(re.compile("frame [4-9]"), timeout=30_000)
+    assert 40 < lines.count() <= 100
+    page.mouse.move(0, 0)
+    expect(lines).to_have_count(40)
+
+
+def test_a_tile_is_a_link_while_there_is_somewhere_to_go(site: Site, open_tab: OpenTab) -> None:
+    tab = open_tab(site)
+    change_frames(tab.page, lambda content, number: set_tile(content, "oldest", url="/there/" if number % 2 else ""))
+    page = tab.goto(DASHBOARD)
+    oldest = page.locator('[data-part="tiles"] [data-key="oldest"] > *')
+    for _ in range(2):
+        expect(oldest).to_have_js_property("tagName", "SPAN")
+        expect(oldest).to_have_js_property("tagName", "A")
+    expect(oldest.locator("strong")).not_to_be_empty()
+    assert oldest.get_attribute("class") == "pgq-tile"
+
+
+def test_the_last_point_of_a_window_is_not_ahead_of_its_frame(site: Site, open_tab: OpenTab) -> None:
+    page = open_tab(site).goto(f"{DASHBOARD}?window=week")
+    slider = page.locator('.pgq-chart[data-key="throughput"]').get_by_role("slider")
+    slider.focus()
+    page.keyboard.press("End")
+    expect(slider).to_have_attribute("aria-valuetext", re.compile("done"))
+    said, status = page.evaluate(
+        "at => [at.getAttribute('aria-valuetext'), document.querySelector('[data-part=status]').textContent]",
+        slider.element_handle(),
+    )
+    (minute,) = re.findall(r"\d\d:\d\d(?=:\d\d)", status)
+    assert minute in said.partition("·")[0]
 
 
 # -- by keyboard ------------------------------------------------------------------------------------------------
