@@ -401,8 +401,12 @@ def test_a_command_that_is_refused_leaves_none() -> None:
     make_job("dead")
     assert Answer("pgqueue_requeue", "--state", "dead").code == 2
     assert Answer("pgqueue_pause", "mail", "--for", "0s").code == 2
-    assert Answer("pgqueue_resume", "mail").code == 1
     assert entries() == []
+
+
+def test_a_queue_that_was_not_paused_is_told_to_have_been_left_alone() -> None:
+    assert Answer("pgqueue_resume", "mail").code == 1
+    assert entries() == [("resume", "queue mail", "", 0, 1)]
 
 
 def test_pausing_and_pruning_by_hand() -> None:

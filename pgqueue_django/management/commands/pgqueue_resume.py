@@ -25,7 +25,7 @@ class Command(arguments.SuggestingCommand):
         trail = trails.trail(using, given, "resume", audit.told("queue", [given["queue"]]))
         with transaction.atomic(using=using):
             goes_on = queues.resume(using, given["queue"])
-            trail.add(int(goes_on))
+            trail.add(int(goes_on), int(not goes_on))
         if goes_on:
             self.stdout.write(f"{given['queue']} goes on")
             return
