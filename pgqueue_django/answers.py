@@ -7,6 +7,7 @@ connection could wait for ever: a server that is frozen, or that a firewall has 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -127,15 +128,24 @@ def answer(ask: Callable[[str], T], until: float, database: Callable[[], str] = 
 class Shared(Generic[T]):
     """One answer for all who ask within ``seconds`` in this process; who comes while it is being made waits for it."""
 
-    def __init__(self, ask: Callable[[str], T], seconds: float, database: Callable[[], str] = of_the_jobs) -> None:
+    def __init__(
+        self,
+        ask: Callable[[str], T],
+        seconds: float,
+        database: Callable[[], str] = of_the_jobs,
+        *,
+        retry_seconds: float = 0.0,
+    ) -> None:
+        """``retry_seconds``: after a failure, nobody asks again for so long."""
         self._ask = ask
         self.seconds = seconds
         self._database = database
+        self._retry_seconds = retry_seconds
         self._lock = threading.Lock()
         self._taken: T | None = None
         self._asked_at = 0.0
         self._came_at = 0.0
-        self._failed_at = 0.0
+        self._failed_at = -math.inf
 
     def reading(self, until: float | None = None) -> T:
         """Raises Unanswered, to all who have waited for the same answer."""
@@ -144,9 +154,9 @@ class Shared(Generic[T]):
         if not self._lock.acquire(timeout=max(0.0, until - began)):
             raise Unanswered("no answer in time")
         try:
-            if self._failed_at > began:
-                raise Unanswered("no answer to somebody who asked before")
             asked_at = time.monotonic()
+            if self._failed_at > min(began, asked_at - self._retry_seconds):
+                raise Unanswered("no answer to somebody who asked before")
             # One that came while this caller waited is his, however long it took.
             if self._taken is None or (self._came_at < began and asked_at > self._asked_at + self.seconds):
                 self._taken = None
@@ -162,7 +172,7 @@ class Shared(Generic[T]):
 
     def forget(self) -> None:
         """For tests: the next one who asks gets a new one."""
-        self._taken = None
+        self._taken, self._failed_at = None, -math.inf
 
 
 def ping(alias: str) -> float:

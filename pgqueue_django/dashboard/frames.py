@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 from django.urls import NoReverseMatch, get_script_prefix, get_urlconf, reverse, set_script_prefix, set_urlconf
 from django.utils import timezone, translation
 from django.utils.formats import number_format
-from django.utils.translation import gettext, ngettext, pgettext
+from django.utils.translation import gettext, gettext_lazy, ngettext, pgettext
 
 from pgqueue_django import problems, stats
 from pgqueue_django.answers import Unanswered
@@ -89,6 +89,7 @@ class Frame:
         return content
 
 
+TOO_LONG = gettext_lazy("The statistics of this window took too long to read.")
 _process = uuid.uuid4().hex[:12]  # another process counts its own readings
 _lock = threading.Lock()
 _kept: OrderedDict[Viewer, tuple[tuple[int, int, int], Frame]] = OrderedDict()
@@ -108,8 +109,9 @@ def of(viewer: Viewer, reading: Reading, until: float | None = None) -> Frame:
         with contextlib.suppress(Unanswered):
             past = live.pasts[viewer.window].reading(until)
     records: Records | None = None
-    with contextlib.suppress(Unanswered):
-        records = live.records[viewer.window].reading(until)
+    if viewer.may("view_job"):
+        with contextlib.suppress(Unanswered):
+            records = live.records[viewer.window].reading(until)
     which = reading.number, past.number if past else 0, records.number if records else 0
     with _lock:
         found = _kept.get(viewer)
@@ -199,7 +201,7 @@ class _Drawing:
             "problems": list(self._problems()),
             "tiles": list(self._tiles()),
             "charts": [charts.draw(chart) for chart in self._charts()],
-            "tables": [table for table in self._tables() if table is not None],
+            "tables": list(self._tables()),
             "feed": list(self._feed()),
             "checklist": list(self._checklist()) if reading.is_new else None,
         }
@@ -230,8 +232,9 @@ class _Drawing:
     def _of_queue(self, name: str, state: State | None = None) -> str:
         return self._jobs(state, f"queue:{name}") if QUEUE_NAME.fullmatch(name) else ""
 
-    def _of_task(self, name: str) -> str:
-        return f"{self.lists_url}?{urlencode({'task': name})}" if self.lists_url else ""
+    def _of_task(self, name: str, state: State | None = None) -> str:
+        query = {"task": name, **({"state": str(state)} if state else {})}
+        return f"{self.lists_url}?{urlencode(query)}" if self.lists_url else ""
 
     def _job(self, id: int) -> str:
         return self._url("job_change", id) if self.lists_url else ""
@@ -263,8 +266,7 @@ class _Drawing:
 
     def _problems(self) -> Iterator[dict[str, str]]:
         if self.viewer.window != "live" and self.past is None:
-            text = gettext("The statistics of this window took too long to read.")
-            yield {"severity": "warning", "text": text, "url": ""}
+            yield {"severity": "warning", "text": str(TOO_LONG), "url": ""}
         for one in problems.find(self.taken):
             text = problem_text(one)
             yield {"severity": str(one.severity), "text": text, "url": self._explained(one)}
@@ -274,7 +276,7 @@ class _Drawing:
         if "queue" in facts:
             return self._of_queue(str(facts["queue"]))
         if problem.rule == Rule.UNKNOWN_TASK:
-            return self._of_task(str(facts["task"]))
+            return self._of_task(str(facts["task"]), State.SCHEDULED)
         if problem.rule == Rule.FAILURE_RATE:
             return self._url("job_problems") if self.lists_url else ""
         if problem.rule in (Rule.LEASES_EXPIRED, Rule.WORKER_LATE):
@@ -402,7 +404,7 @@ class _Drawing:
 
     # -- tables -------------------------------------------------------------------------------------------------
 
-    def _tables(self) -> Iterator[dict[str, Any] | None]:
+    def _tables(self) -> Iterator[dict[str, Any]]:
         yield self._queues()
         if self.viewer.may("view_worker"):
             yield self._workers()
@@ -415,12 +417,10 @@ class _Drawing:
         if self.viewer.may("view_schedule"):
             yield self._schedules()
 
-    def _tasks(self) -> dict[str, Any] | None:
+    def _tasks(self) -> dict[str, Any]:
         """What became of each task's attempts in the window, those with the most first."""
-        if self.records is None:
-            return None
         rows = []
-        for one in self.records.tasks:
+        for one in self.records.tasks if self.records else ():
             failed = _count(one.failed)
             if one.failed:
                 share = number_format(100 * one.failed / (one.done + one.failed), 1)
@@ -434,9 +434,9 @@ class _Drawing:
                 _cell(_both(one.runs)),
             ]
             rows.append({"key": one.task, "class": "", "cells": cells})
-        notes = [gettext("last %(time)s") % {"time": length(self.records.seconds)}]
-        if self.records.is_cut:
-            notes.append(gettext("of the newest part: there is too much"))
+        notes = [gettext("last %(time)s") % {"time": length(self.records.seconds)}] if self.records else []
+        if self.records and self.records.is_cut:
+            notes.append(gettext("the newest part: there is too much"))
         return _table(
             "tasks",
             pgettext("queue", "Tasks"),
@@ -448,7 +448,7 @@ class _Drawing:
                 ("run", gettext("Run p50 · p95")),
             ],
             rows,
-            gettext("No attempt has ended."),
+            gettext("No attempt has ended.") if self.records else str(TOO_LONG),
             ", ".join(notes),
         )
 

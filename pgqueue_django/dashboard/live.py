@@ -502,11 +502,11 @@ class Records:
     """Of the tasks with the most attempts, those first."""
 
     number: int
-    seconds: int
-    """What they look back on."""
+    seconds: float
+    """What they look back on: without a gap, up to now."""
     tasks: tuple[Record, ...]
     is_cut: bool
-    """Of the window only the newest part was read: there is too much."""
+    """That is only the newest part of the window: there is too much."""
 
 
 RECORD_SECONDS: Mapping[str, int] = {
@@ -525,17 +525,23 @@ WITH since AS (
 ), hours AS MATERIALIZED (
     SELECT * FROM pgqueue_stat_history WHERE seconds = 3600 AND begin >= (SELECT at FROM since)
     ORDER BY seconds DESC, begin DESC LIMIT {MAX_MINUTE_ROWS}
+), cut AS MATERIALIZED (
+    SELECT GREATEST((SELECT min(minute) FROM now_kept HAVING count(*) >= {MAX_MINUTE_ROWS}),
+                    (SELECT min(begin) FROM minutes HAVING count(*) >= {MAX_MINUTE_ROWS}),
+                    (SELECT min(begin) FROM hours HAVING count(*) >= {MAX_MINUTE_ROWS})) AS at
 ), part AS (
-    SELECT task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM now_kept
-    UNION ALL SELECT task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM minutes
-    UNION ALL SELECT task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM hours
+    SELECT kept.* FROM (
+        SELECT minute AS begin, task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM now_kept
+        UNION ALL SELECT begin, task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM minutes
+        UNION ALL SELECT begin, task, succeeded, retried, failed, dead, pickup_counts, run_counts FROM hours
+    ) AS kept WHERE begin > COALESCE((SELECT at FROM cut), '-infinity')
 ), record AS (
     SELECT jsonb_build_array(task, {_SUMS}) AS sums, sum(succeeded + retried + failed + dead) AS attempts, task
     FROM part GROUP BY task ORDER BY attempts DESC, task LIMIT {MAX_RECORDS}
 )
 SELECT jsonb_build_array(
     (SELECT jsonb_agg(sums ORDER BY attempts DESC, task) FROM record),
-    GREATEST((SELECT count(*) FROM now_kept), (SELECT count(*) FROM minutes), (SELECT count(*) FROM hours))
+    (SELECT EXTRACT(EPOCH FROM statement_timestamp() - at) FROM cut)
 )::text
 """
 
@@ -543,17 +549,21 @@ SELECT jsonb_build_array(
 def _take_records(using: str, seconds: int) -> Records:
     with index_walks(using) as cursor:
         cursor.execute(_RECORDS, {"seconds": seconds})
-        rows, most = json.loads(cursor.fetchone()[0])
+        rows, covered = json.loads(cursor.fetchone()[0])
     tasks = [
         Record(task, int(done), int(failed), *(tuple(n or 0 for n in counts) for counts in (pickups, runs)))
         for task, done, failed, pickups, runs in rows or ()
     ]
-    return Records(next(_numbers), seconds, tuple(tasks), most >= MAX_MINUTE_ROWS)
+    return Records(next(_numbers), seconds if covered is None else covered, tuple(tasks), covered is not None)
 
 
 _watch = _Watch()
 _windows = {name: _Window(length) for name, length in WINDOWS.items()}
 readings: Shared[Reading] = Shared(lambda using: _watch.take(using), SHARED_SECONDS)
+
+
+RETRY_SECONDS = 10.0
+"""After statistics that took too long: else each kind of viewer would wait for them in turn."""
 
 
 def _sharing(name: str) -> Shared[Past]:
@@ -562,7 +572,7 @@ def _sharing(name: str) -> Shared[Past]:
         shared.seconds = WINDOWS[name].shared_seconds if past.is_whole else SECONDS
         return past
 
-    shared = Shared(look, WINDOWS[name].shared_seconds)
+    shared = Shared(look, WINDOWS[name].shared_seconds, retry_seconds=RETRY_SECONDS)
     return shared
 
 
@@ -571,7 +581,7 @@ pasts: Mapping[str, Shared[Past]] = {name: _sharing(name) for name in WINDOWS}
 
 def _recording(name: str) -> Shared[Records]:
     seconds = WINDOWS[name].shared_seconds if name in WINDOWS else WINDOWS["hour"].shared_seconds
-    return Shared(lambda using: _take_records(using, RECORD_SECONDS[name]), seconds)
+    return Shared(lambda using: _take_records(using, RECORD_SECONDS[name]), seconds, retry_seconds=RETRY_SECONDS)
 
 
 records: Mapping[str, Shared[Records]] = {name: _recording(name) for name in RECORD_SECONDS}
