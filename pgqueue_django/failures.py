@@ -39,6 +39,8 @@ class Group:
 class Failures:
     groups: tuple[Group, ...]
     taken_at: datetime
+    until: float
+    """The same moment, in seconds since 1970."""
     is_capped: bool
     """There are more failed or dead jobs than were looked at."""
 
@@ -60,7 +62,7 @@ SELECT grouped.*, COALESCE(split_part(job.history -> -1 ->> 'message', E'\\n', 1
 FROM grouped JOIN pgqueue_job job ON job.id = grouped.sample_id ORDER BY grouped.jobs DESC, grouped.sample_id DESC
 """
 _CAPPED = """
-SELECT statement_timestamp(), (SELECT count(*) FROM (
+SELECT statement_timestamp(), EXTRACT(EPOCH FROM statement_timestamp())::float8, (SELECT count(*) FROM (
     SELECT FROM pgqueue_job WHERE state IN ('failed', 'dead') AND state >= 'failed'
     ORDER BY state, id DESC LIMIT %(cap)s) AS seen) = %(cap)s
  OR (SELECT count(*) FROM (
@@ -74,9 +76,9 @@ def take(using: str) -> Failures:
     bounds = {"cap": snapshot.CAP, "most": MAX_GROUPS}
     with index_walks(using) as cursor:
         cursor.execute(_CAPPED, bounds)
-        taken_at, is_capped = cursor.fetchone()
+        taken_at, until, is_capped = cursor.fetchone()
         cursor.execute(_GROUPS, bounds)
-        return Failures(tuple(Group(*row) for row in cursor.fetchall()), taken_at, is_capped)
+        return Failures(tuple(Group(*row) for row in cursor.fetchall()), taken_at, until, is_capped)
 
 
 # Of an equal fingerprint, the planner would drop it from the order, and may walk all jobs by their ids; of a range it
@@ -84,20 +86,22 @@ def take(using: str) -> Failures:
 _OF_GROUP = """
     SELECT id FROM (
         SELECT id, task FROM pgqueue_job
-        WHERE state IN ('failed', 'dead') AND id <= %(newest)s AND {which} ORDER BY error_fingerprint, id DESC
+        WHERE state IN ('failed', 'dead') AND finished_at <= to_timestamp(%(until)s) AND {which}
+        ORDER BY error_fingerprint, id DESC
     ) AS seen WHERE task = %(task)s LIMIT %(most)s
 """
 
 
-def ids_of(using: str, task: str, fingerprint: str | None, *, newest: int, most: int) -> list[int]:
+def ids_of(using: str, task: str, fingerprint: str | None, *, until: float, most: int) -> list[int]:
     """At most ``most`` failed and dead jobs of one group, the newest first, along the index of fingerprints.
 
-    ``newest``: none with a higher id. It looks at all jobs with the fingerprint, for ``snapshot.MAX_SECONDS`` at most.
+    ``until``, in seconds since 1970: none that ended later. It looks at all jobs with the fingerprint, for
+    ``snapshot.MAX_SECONDS`` at most.
     """
     known = "error_fingerprint BETWEEN %(fingerprint)s AND %(fingerprint)s"
     which = known if fingerprint else "error_fingerprint IS NULL"
     with index_walks(using) as cursor:
         cursor.execute(
-            _OF_GROUP.format(which=which), {"task": task, "fingerprint": fingerprint, "newest": newest, "most": most}
+            _OF_GROUP.format(which=which), {"task": task, "fingerprint": fingerprint, "until": until, "most": most}
         )
         return [id for (id,) in cursor.fetchall()]

@@ -10,12 +10,14 @@ from typing import Any
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
+from django.db import OperationalError, router, transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import URLPattern, path
+from django.utils.formats import number_format
 from django.utils.translation import gettext, ngettext_lazy, pgettext, pgettext_lazy
 from django.utils.translation import gettext_lazy as _
+from psycopg.errors import LockNotAvailable, QueryCanceled
 
 from pgqueue_django import audit, search, transitions
 from pgqueue_django.audit import Action
@@ -73,6 +75,11 @@ VERBS = {
         _("Deleted."),
     ),
 }
+
+
+def send_back(using: str, ids: Collection[int]) -> set[int]:
+    """Requeue those that are failed or dead still: what somebody else has sent back meanwhile may have succeeded."""
+    return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
 
 
 def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -175,9 +182,8 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
         chosen = ids[: listing.LISTED]
         target = audit.told("job", chosen, among)
         trail = self.trail(request, using, VERBS[verb].arrow, target)
-        moved: set[int] = set()
-        skipped: list[int] = []
-        for chunk in _chunks(chosen):
+
+        def step(chunk: Sequence[int]) -> set[int]:
             # One transaction for what was done and who did it; the admin's log may be in another database.
             with transaction.atomic(using=using):
                 # Before: of what is deleted there is no row afterwards.
@@ -188,9 +194,26 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
                     flag = DELETION if verb == "delete_finished" else CHANGE
                     LogEntry.objects.log_actions(request.user.pk, changed, flag, str(VERBS[verb].logged))  # type: ignore[arg-type]
                 trail.add(len(done), len(chunk) - len(done))
+            return done
+
+        moved: set[int] = set()
+        skipped: list[int] = []
+        left = 0
+        for chunk in _chunks(chosen):
+            try:
+                done = step(chunk)
+            except OperationalError as error:
+                # Of the project's own timeouts. What the steps before have done stays done.
+                if not isinstance(error.__cause__, (QueryCanceled, LockNotAvailable)):
+                    raise
+                left = len(chosen) - len(moved) - len(skipped)
+                break
             moved |= done
             skipped += [pk for pk in chunk if pk not in done]
         self.message_user(request, *_report(using, verb, moved, skipped))
+        if left:
+            text = gettext("The database took too long. Left alone: %(count)s. Try it again.")
+            self.message_user(request, text % {"count": number_format(left, force_grouping=True)}, messages.ERROR)
         if len(ids) > listing.LISTED:
             self.message_user(
                 request,
@@ -209,6 +232,8 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
             return self._gone(request, str(pk))
         if not self.has_view_permission(request, job):
             raise PermissionDenied
-        self._move_chosen(request, verb, [pk], among="")
+        # What was pressed beside a failed or dead job is not meant for one that has succeeded since.
+        is_broken = request.POST.get("state") in (State.FAILED, State.DEAD)
+        self._move_chosen(request, verb, [pk], "", send_back if verb == "requeue" and is_broken else None)
         is_there = self.get_queryset(request).filter(pk=pk).exists()
         return HttpResponseRedirect(self._url("change", pk) if is_there else self._url("changelist"))

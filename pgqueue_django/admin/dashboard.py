@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -35,7 +35,7 @@ from django.utils.cache import get_conditional_response
 from django.utils.translation import gettext, pgettext
 from psycopg.errors import QueryCanceled
 
-from pgqueue_django import answers, audit, conf, deadline, queues, schedules, transitions
+from pgqueue_django import answers, audit, conf, deadline, queues, schedules
 from pgqueue_django.dashboard import frames, script, stream
 from pgqueue_django.exceptions import InvalidPayload, InvalidSchedule, TaskNotFound
 from pgqueue_django.models import Job, Schedule
@@ -44,7 +44,7 @@ from pgqueue_django.snapshot import index_walks
 from pgqueue_django.states import State
 
 from . import listing
-from .actions import JobActionsMixin
+from .actions import JobActionsMixin, send_back
 from .listing import most_listed
 from .rights import why_not
 
@@ -200,7 +200,9 @@ class DashboardPageMixin(JobActionsMixin):
         if conf.current().LIVE != "sse" or not isinstance(request, ASGIRequest) or request.method == "HEAD":
             return HttpResponse(status=204)
         response = StreamingHttpResponse(stream.events(viewer), content_type="text/event-stream")
-        response.headers["X-Accel-Buffering"] = "no"  # nginx would collect them
+        # nginx would collect them, and so would Django's own GZipMiddleware.
+        response.headers["X-Accel-Buffering"] = "no"
+        response.headers["Content-Encoding"] = "identity"
         return response
 
     def how_view(self, request: HttpRequest) -> HttpResponse:
@@ -237,7 +239,7 @@ class DashboardPageMixin(JobActionsMixin):
             elif not self.has_view_permission(request, job):
                 raise PermissionDenied
             else:
-                self._move_chosen(request, verb, [job.pk], among="")
+                self._move_chosen(request, verb, [job.pk], "", send_back if verb == "requeue" else None)
         else:
             self._schedule(request, using, cast(audit.Action, verb), _number(request, "schedule"))
         window = request.POST.get("window")
@@ -282,12 +284,7 @@ class DashboardPageMixin(JobActionsMixin):
             self.message_user(request, str(listing.TOO_LONG), messages.ERROR)
             return
         ids = self._visible(request, [pk for pk, queue_name in rows if queue_name == name])
-
-        def requeue(using: str, ids: Collection[int]) -> set[int]:
-            # One that somebody else has sent back meanwhile may have succeeded.
-            return transitions.requeue(using, ids, State.DEAD)
-
-        self._move_chosen(request, "requeue", ids, f"state=dead, queue={name}", requeue)
+        self._move_chosen(request, "requeue", ids, f"state=dead, queue={name}", send_back)
         if len(rows) == listing.LISTED:
             text = gettext("Looked for among the newest %(most)s dead jobs: there may be more.")
             self.message_user(request, text % {"most": most_listed()}, messages.WARNING)

@@ -200,6 +200,7 @@ class JobPageMixin(JobCopyMixin):
             "task": job.task,
             "label": job.label,
             "state": state_mark(job.state),
+            "state_seen": job.state,
             "when": when(job, now),
             "notes": list(_notes(job, now, around, steps)),
             "progress": _progress(job.shown_progress, open_payload),  # type: ignore[attr-defined]

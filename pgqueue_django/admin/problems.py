@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -17,13 +17,14 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext, pgettext
 from psycopg.errors import QueryCanceled
 
-from pgqueue_django import failures, problems, snapshot, transitions
+from pgqueue_django import failures, problems, snapshot
 from pgqueue_django.dashboard.wording import length, moment, problem_text
-from pgqueue_django.states import State
 
 from . import listing
-from .actions import JobActionsMixin
+from .actions import JobActionsMixin, send_back
 from .listing import TOO_LONG, most_listed
+
+_MOMENT = re.compile(r"[0-9]{1,11}(\.[0-9]{1,6})?")
 
 
 class ProblemsPageMixin(JobActionsMixin):
@@ -74,6 +75,7 @@ class ProblemsPageMixin(JobActionsMixin):
                 "list_url": self._url("changelist"),
                 "problems": [{"severity": one.severity, "text": problem_text(one)} for one in problems.find(taken)],
                 "groups": [self._group(one, found.taken_at, open_payload) for one in found.groups],
+                "until": f"{found.until:.6f}",
                 "may_requeue": self._may(request, "requeue"),
                 "limit_note": gettext("Of the newest %(most)s failed and dead jobs.") % {"most": most_listed()}
                 if found.is_capped
@@ -91,21 +93,22 @@ class ProblemsPageMixin(JobActionsMixin):
             "message": group.message[:200] if open_payload else "",
             "counts": [group.jobs, group.hour, group.day, group.week],
             "last": moment(group.last_at, gettext("%(time)s ago") % {"time": ago}),
-            "newest": group.sample_id,
             "sample_url": self._url("change", group.sample_id),
             "jobs_url": f"{self._url('changelist')}?{query}" if group.fingerprint else "",
         }
 
     def _requeue_group(self, request: HttpRequest, using: str) -> None:
         task, fingerprint = request.POST.get("task", ""), request.POST.get("fingerprint") or None
-        newest = request.POST.get("newest", "")
-        if not (newest.isascii() and newest.isdigit() and len(newest) < 19) or "\0" in task + (fingerprint or ""):
+        until = request.POST.get("until", "")
+        if not _MOMENT.fullmatch(until) or "\0" in task + (fingerprint or ""):
             raise SuspiciousOperation("no group of failed jobs")
-        ids = failures.ids_of(using, task, fingerprint, newest=int(newest), most=listing.LISTED + 1)
-
-        def requeue(using: str, ids: Collection[int]) -> set[int]:
-            # One that somebody else has sent back meanwhile may have succeeded.
-            return transitions.requeue(using, ids, (State.FAILED, State.DEAD))
-
+        try:
+            ids = failures.ids_of(using, task, fingerprint, until=float(until), most=listing.LISTED + 1)
+        except OperationalError as error:
+            if not isinstance(error.__cause__, QueryCanceled):
+                raise
+            text = gettext("The database took too long to find them: nothing was requeued.")
+            self.message_user(request, text, messages.ERROR)
+            return
         kind = f"{f'fp:{fingerprint}' if fingerprint else 'without a fingerprint'} task:{task}"
-        self._move_chosen(request, "requeue", self._visible(request, ids), kind, requeue)
+        self._move_chosen(request, "requeue", self._visible(request, ids), kind, send_back)

@@ -178,7 +178,7 @@ PAUSE, CHANGE = needs("pause_queue", ok=302), needs("change_schedule", ok=302)
 
 def of_group(world: World) -> dict[str, Any]:
     job = world.failed
-    return {"task": job.task, "fingerprint": job.error_fingerprint, "newest": job.pk}
+    return {"task": job.task, "fingerprint": job.error_fingerprint, "until": "9" * 10}
 
 
 # By the routes of the URLconf, below /admin/pgqueue_django/.

@@ -14,7 +14,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
-from django.db import connection
+from django.db import OperationalError, connection
 from django.http import HttpResponse
 from django.test import Client
 from django.urls import set_script_prefix
@@ -682,6 +682,39 @@ def test_a_job_that_has_moved_on_is_left_and_said_to_be(browser: Browser) -> Non
     transitions.delete(DB, [job.pk])
     (text,) = said(press(client, "cancel", job=job.pk))
     assert text.startswith("There is no such job any more.")
+
+
+def test_what_has_succeeded_since_is_not_run_again_by_a_button_that_was_beside_a_dead_job(browser: Browser) -> None:
+    client = browser(*EVERYTHING)
+    job = make_job("succeeded")
+    assert said(press(client, "requeue", job=job.pk)) == ["0 requeued, 1 skipped: it is succeeded."]
+    page = f"/admin/pgqueue_django/job/{job.pk}/requeue/"
+    for state in ("dead", "failed"):
+        assert said(client.post(page, {"state": state}, follow=True)) == ["0 requeued, 1 skipped: it is succeeded."]
+    assert rows.state_of(job.pk) == "succeeded"
+    shown = client.get(f"/admin/pgqueue_django/job/{job.pk}/change/").content.decode()
+    assert '<input type="hidden" name="state" value="succeeded">' in shown
+    assert said(client.post(page, {"state": "succeeded"}, follow=True)) == ["1 requeued."]
+
+
+def test_statistics_that_take_too_long_are_asked_for_once_and_said_to_be_missing(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def too_long(using: str, seconds: int) -> Any:
+        asked.append(seconds)
+        raise OperationalError("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(live, "_take_records", too_long)
+    frame(browser("view_dashboard"))
+    assert asked == [], "who does not see the table does not wait for it"
+    for rights in ((), ("view_job_payload",), ("requeue_job",)):
+        content = browser("view_dashboard", "view_job", *rights).get(FRAME).json()
+        shown = table(content, "tasks")
+        assert (shown["rows"], shown["note"]) == ([], "")
+        assert shown["empty"] == "The statistics of this window took too long to read."
+    assert len(asked) == 1
 
 
 def test_schedules_run_skip_and_are_switched(browser: Browser) -> None:

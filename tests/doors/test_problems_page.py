@@ -19,7 +19,7 @@ from verbs.rows import make_job
 from doors.conftest import analyze, fill, plan
 from pgqueue_django import failures, snapshot, transitions
 from pgqueue_django.admin import listing
-from pgqueue_django.models import Job
+from pgqueue_django.models import AuditEntry, Job
 from pgqueue_django.outcomes import DeadLettered, Failed, Failure, Kind
 
 pytestmark = pytest.mark.django_db
@@ -93,7 +93,7 @@ def test_a_group_is_found_along_its_index_however_many_have_failed_alike(fingerp
         cursor.execute("UPDATE pgqueue_job SET error_fingerprint = %s WHERE state = 'failed'", ["0" * 16])
     analyze()
     with CaptureQueriesContext(connection) as queries:
-        failures.ids_of("default", "shop.tasks.t1", fingerprint, newest=2**62, most=100)
+        failures.ids_of("default", "shop.tasks.t1", fingerprint, until=4e9, most=100)
     (sql,) = [one["sql"] for one in queries if "pgqueue_job" in one["sql"]]
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('enable_sort', 'off', true)")
@@ -101,12 +101,17 @@ def test_a_group_is_found_along_its_index_however_many_have_failed_alike(fingerp
 
 
 def test_a_group_is_of_one_task_and_not_newer_than_its_page() -> None:
-    jobs = [fail("declined"), fail("declined"), fail("declined")]
-    (group,) = failures.take("default").groups
-    ids = [job.pk for job in jobs]
-    assert failures.ids_of("default", group.task, group.fingerprint, newest=ids[1], most=9) == [ids[1], ids[0]]
-    assert failures.ids_of("default", group.task, group.fingerprint, newest=ids[2], most=2) == [ids[2], ids[1]]
-    assert failures.ids_of("default", "shop.other", group.fingerprint, newest=ids[2], most=9) == []
+    ids = [fail("declined", ago=ago).pk for ago in (0, 20, 10)]
+    found = failures.take("default")
+    (group,) = found.groups
+
+    def ids_of(task: str, ago: float, most: int) -> list[int]:
+        return failures.ids_of("default", task, group.fingerprint, until=found.until - ago, most=most)
+
+    assert ids_of(group.task, 5, 9) == [ids[2], ids[1]]
+    assert ids_of(group.task, 0, 2) == [ids[2], ids[1]]
+    assert ids_of(group.task, 0, 9) == [ids[2], ids[1], ids[0]]
+    assert ids_of("shop.other", 0, 9) == []
 
 
 # -- the page --------------------------------------------------------------------------------------------------
@@ -140,8 +145,13 @@ def test_the_rules_that_find_something_are_told(browser: Browser) -> None:
 
 
 def requeue(client: Client, job: Job, **changed: Any) -> Any:
-    data = {"task": job.task, "fingerprint": job.error_fingerprint or "", "newest": job.pk, **changed}
+    data = {"task": job.task, "fingerprint": job.error_fingerprint or "", "until": until(client), **changed}
     return client.post(URL, data, follow=True)
+
+
+def until(client: Client) -> str:
+    """What the forms of a page that is shown now have."""
+    return str(client.get(URL).context["until"])
 
 
 def said(answer: Any) -> str:
@@ -159,9 +169,18 @@ def test_all_of_a_group_go_back_and_no_other(browser: Browser) -> None:
 
 
 def test_those_that_failed_after_the_page_was_shown_stay(browser: Browser) -> None:
-    shown, later = fail("declined"), fail("declined")
-    requeue(browser(superuser=True), shown)
-    assert (rows.state_of(shown.pk), rows.state_of(later.pk)) == ("queued", "dead")
+    client = browser(superuser=True)
+    early = make_job(task="shop.charge")
+    shown, again = fail("declined"), fail("declined")
+    moment = until(client)
+    failure = DeadLettered(Failure(Kind.ERROR, "shop.CardError", "declined"))
+    rows.settle(rows.claim_one(early.pk), failure)  # enqueued before, dead after
+    assert transitions.requeue("default", [again.pk])
+    rows.settle(rows.claim_one(again.pk), failure)
+    fail("declined")
+    assert said(requeue(client, shown, until=moment)) == "1 requeued."
+    assert Job.objects.filter(state="dead").count() == 3
+    assert rows.state_of(shown.pk) == "queued"
 
 
 def test_a_group_of_plain_sql_goes_back_too(browser: Browser) -> None:
@@ -211,7 +230,7 @@ def test_who_may(rights: tuple[str, ...], sees: int, may: bool, browser: Browser
     answer = client.get(URL)
     assert answer.status_code == sees
     assert ("Requeue all" in answer.content.decode()) is may
-    status = client.post(URL, {"task": job.task, "fingerprint": job.error_fingerprint, "newest": job.pk}).status_code
+    status = client.post(URL, {"task": job.task, "fingerprint": job.error_fingerprint, "until": "9" * 10}).status_code
     assert status == (302 if may else 403)
     assert rows.state_of(job.pk) == ("queued" if may else "dead")
     assert Client().get(URL).status_code == 302
@@ -219,11 +238,20 @@ def test_who_may(rights: tuple[str, ...], sees: int, may: bool, browser: Browser
 
 
 @pytest.mark.parametrize(
-    "changed", [{"newest": "x"}, {"newest": ""}, {"newest": "9" * 30}, {"task": "a\0b"}, {"fingerprint": "\0"}]
+    "changed",
+    [
+        {"until": "x"},
+        {"until": ""},
+        {"until": "9" * 30},
+        {"until": "1e9"},
+        {"until": "nan"},
+        {"task": "a\0b"},
+        {"fingerprint": "\0"},
+    ],
 )
 def test_forged_groups_are_refused(changed: dict[str, str], browser: Browser) -> None:
     job = fail("declined")
-    data = {"task": job.task, "fingerprint": job.error_fingerprint, "newest": job.pk, **changed}
+    data = {"task": job.task, "fingerprint": job.error_fingerprint, "until": "9" * 10, **changed}
     assert browser(superuser=True).post(URL, data).status_code == 400
     assert rows.state_of(job.pk) == "dead"
 
@@ -249,10 +277,28 @@ def test_the_number_of_queries_does_not_grow_with_the_groups(browser: Browser) -
 
 
 @pytest.mark.django_db(transaction=True)
+def test_what_the_first_steps_have_moved_is_said_when_a_later_one_has_to_wait_too_long(
+    browser: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "BATCH", 2)
+    jobs = [fail("declined") for _ in range(5)]  # sent back the newest first
+    client = browser(superuser=True)
+    moment = until(client)
+    with psycopg.connect(database_url()) as held, connection.cursor() as cursor:
+        held.execute("SELECT FROM pgqueue_job WHERE id = %s FOR UPDATE", [jobs[1].pk])
+        cursor.execute("SET lock_timeout = '100ms'")
+        answer = requeue(client, jobs[0], until=moment)
+        cursor.execute("RESET lock_timeout")
+    assert said(answer) == "2 requeued. The database took too long. Left alone: 3. Try it again."
+    assert [rows.state_of(job.pk) for job in jobs] == ["dead", "dead", "dead", "queued", "queued"]
+    assert AuditEntry.objects.values_list("changed", "skipped").get() == (2, 0)
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_database_that_takes_too_long_is_said_and_nothing_is_moved(browser: Browser) -> None:
     job = fail("declined")
     client = browser(superuser=True)
-    group = {"task": job.task, "fingerprint": job.error_fingerprint, "newest": job.pk}
+    group = {"task": job.task, "fingerprint": job.error_fingerprint, "until": "9" * 10}
     with psycopg.connect(database_url()) as held:
         held.execute("LOCK TABLE pgqueue_job IN ACCESS EXCLUSIVE MODE")
         answers = [
@@ -261,9 +307,9 @@ def test_a_database_that_takes_too_long_is_said_and_nothing_is_moved(browser: Br
             client.post(f"{LIST}dashboard/requeue-dead/", {"queue": job.queue_name}),
         ]
     assert [(answer.status_code, answer.headers["Location"]) for answer in answers] == [
-        (302, LIST), (302, LIST), (302, f"{LIST}dashboard/"),
+        (302, LIST), (302, URL), (302, f"{LIST}dashboard/"),
     ]  # fmt: skip
     texts = [str(message) for message in client.get(LIST).context["messages"]]
     assert len(texts) == 3
-    assert all(text.startswith("The database took too long.") for text in texts)
+    assert all(text.startswith("The database took too long") for text in texts)
     assert rows.state_of(job.pk) == "dead"

@@ -131,7 +131,7 @@ def requests() -> list[Callable[[Client], HttpResponse]]:
     for model, url in admin_routes():
         for method in CHANGING:
             add(method, url, {}, "application/json")
-        chosen = {"post": "yes", "task": charge.path, "fingerprint": "", "newest": "999999999"}
+        chosen = {"post": "yes", "task": charge.path, "fingerprint": "", "until": "9999999999"}
         add("POST", url, {**chosen, **FORMS.get(model, {})})
     for model, one in ours().items():
         for action in one.actions or ():
