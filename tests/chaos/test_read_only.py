@@ -38,7 +38,9 @@ def setting(server: Server, url: str) -> Iterator[Callable[[str], None]]:
 
 def test_a_server_that_was_read_only_for_a_while(fleet: Fleet, setting: Callable[[str], None]) -> None:
     worker = fleet.hire(*OPTIONS)
-    fleet.produce(90, rate=40)
+    # More than it can do by then: one that has nothing to do writes nothing, and so notices nothing.
+    fleet.produce(60, milliseconds=(100, 200))
+    fleet.produce(30, rate=40)
     fleet.produce(30, task="leave_effect", rate=40)
     until("jobs are being done", lambda: fleet.finished() >= 20)
     loop = fleet.sessions("loop")

@@ -215,7 +215,7 @@ VERBS: dict[str, tuple[Callable[[], object], set[str]]] = {
     ),
     "ready_queues": (lambda: transitions.ready_queues(DB), {READY}),
     "parked_tasks": (lambda: transitions.parked_tasks(DB), {PARKED}),
-    "snapshot": (lambda: snapshot.take(DB), {READY, WAITING, RUNNING, BROKEN}),
+    "snapshot": (lambda: snapshot.take(DB), {READY, WAITING, RUNNING, BROKEN, PARKED}),
 }
 
 
