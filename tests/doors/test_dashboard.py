@@ -291,6 +291,8 @@ def test_every_link_leads_somewhere(browser: Browser, settings: Any) -> None:
         assert all(tile["url"] for tile in content["tiles"])
     assert len(content["problems"]) >= 4
     assert all(problem["url"] for problem in content["problems"])
+    (unknown,) = [problem["url"] for problem in content["problems"] if "no live worker knows it" in problem["text"]]
+    assert unknown.endswith("/job/?task=shop.tasks.charge&state=scheduled"), "parked jobs are old ones"
     assert len(found) > 20
     for url in found:
         assert client.get(url).status_code == 200, url
