@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import signal
@@ -47,6 +48,8 @@ def worker(machine_note: None) -> Iterator[Callable[..., Running]]:
         wait_for(lambda: not our_threads(), 10)
     except AssertionError:
         pytest.fail(f"left behind: {our_threads()}")
+    # What a thread that is gone has left open is closed when it is collected, and later tests count sessions.
+    gc.collect()
 
 
 @pytest.fixture
