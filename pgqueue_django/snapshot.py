@@ -22,6 +22,7 @@ from django.db.backends.utils import CursorWrapper
 from . import stats
 from .models import MAX_WORKER_TASKS, Job
 from .states import WAITING, State
+from .transitions import PARKED_TASKS
 
 CAP = 10_000
 """Rows that one walk looks at: of one queue's ready jobs, of all waiting, all running, all failed, all dead."""
@@ -224,14 +225,7 @@ WITH RECURSIVE name(queue_name) AS (
     SELECT queue_name, state, count(*), false FROM (
         SELECT queue_name, state FROM waiting UNION ALL TABLE running UNION ALL TABLE failed UNION ALL TABLE dead
     ) AS seen GROUP BY queue_name, state
-), parked(task) AS (
-    (SELECT task FROM pgqueue_job WHERE parked_at IS NOT NULL AND state || '' = 'scheduled' ORDER BY task LIMIT 1)
-    UNION ALL
-    SELECT (SELECT job.task FROM pgqueue_job job
-            WHERE job.parked_at IS NOT NULL AND job.state || '' = 'scheduled' AND job.task > parked.task
-            ORDER BY job.task LIMIT 1)
-    FROM parked WHERE parked.task IS NOT NULL
-), unknown AS (
+), {PARKED_TASKS}, unknown AS (
     SELECT named.task, EXTRACT(EPOCH FROM statement_timestamp() - first.parked_at) AS seconds
     FROM (
         SELECT task FROM (SELECT task FROM parked WHERE task IS NOT NULL LIMIT %(pairs)s) AS one

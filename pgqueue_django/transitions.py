@@ -1038,23 +1038,25 @@ def _promote(using: str, sql: str, params: list[Any], *, wake: bool = True) -> i
     return len(names)
 
 
-_PARKED_TASKS = """
-    WITH RECURSIVE path(task) AS (
-        (SELECT task FROM pgqueue_job WHERE parked_at IS NOT NULL AND state || '' = 'scheduled' ORDER BY task LIMIT 1)
-        UNION ALL
-        SELECT (SELECT job.task FROM pgqueue_job job
-                WHERE job.parked_at IS NOT NULL AND job.state || '' = 'scheduled' AND job.task > path.task
-                ORDER BY job.task LIMIT 1)
-        FROM path WHERE path.task IS NOT NULL
-    )
-    SELECT task FROM path WHERE task IS NOT NULL LIMIT %s
+PARKED_TASKS = """
+parked(task) AS (
+    (SELECT task FROM pgqueue_job WHERE parked_at IS NOT NULL AND state || '' = 'scheduled' ORDER BY task LIMIT 1)
+    UNION ALL
+    SELECT (SELECT job.task FROM pgqueue_job job
+            WHERE job.parked_at IS NOT NULL AND job.state || '' = 'scheduled' AND job.task > parked.task
+            ORDER BY job.task LIMIT 1)
+    FROM parked WHERE parked.task IS NOT NULL
+)
 """
+"""Behind WITH RECURSIVE: the tasks of parked jobs, one step along their index for each, and a NULL at the end."""
 
 
 def parked_tasks(using: str) -> list[str]:
     """Tasks of the jobs that workers without their code handed back; a reading, no verb."""
     with connections[using].cursor() as cursor:
-        cursor.execute(_PARKED_TASKS, [BATCH])
+        cursor.execute(
+            f"WITH RECURSIVE {PARKED_TASKS} SELECT task FROM parked WHERE task IS NOT NULL LIMIT %s", [BATCH]
+        )
         return [task for (task,) in cursor.fetchall()]
 
 

@@ -210,7 +210,8 @@ class JobActionsMixin(TrailMixin, JobRightsMixin):
                 break
             moved |= done
             skipped += [pk for pk in chunk if pk not in done]
-        self.message_user(request, *_report(using, verb, moved, skipped))
+        if moved or skipped or not left:
+            self.message_user(request, *_report(using, verb, moved, skipped))
         if left:
             text = gettext("The database took too long. Left alone: %(count)s. Try it again.")
             self.message_user(request, text % {"count": number_format(left, force_grouping=True)}, messages.ERROR)

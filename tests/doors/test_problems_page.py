@@ -295,6 +295,20 @@ def test_what_the_first_steps_have_moved_is_said_when_a_later_one_has_to_wait_to
 
 
 @pytest.mark.django_db(transaction=True)
+def test_where_not_even_the_first_step_came_through_nothing_is_said_to_be_done(browser: Browser) -> None:
+    job, client = fail("declined"), browser(superuser=True)
+    moment = until(client)
+    with psycopg.connect(database_url()) as held, connection.cursor() as cursor:
+        held.execute("SELECT FROM pgqueue_job WHERE id = %s FOR UPDATE", [job.pk])
+        cursor.execute("SET lock_timeout = '100ms'")
+        answer = requeue(client, job, until=moment)
+        cursor.execute("RESET lock_timeout")
+    assert said(answer) == "The database took too long. Left alone: 1. Try it again."
+    assert rows.state_of(job.pk) == "dead"
+    assert not AuditEntry.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_database_that_takes_too_long_is_said_and_nothing_is_moved(browser: Browser) -> None:
     job = fail("declined")
     client = browser(superuser=True)
